@@ -68,7 +68,7 @@ def context_bound(theta: np.ndarray, limit: int = 2**20) -> int:
     """
     theta, limit = check_theta(theta), check_length("limit", limit)
     for start, values in gap_blocks(theta, limit):
-        negative = negative_distances(theta, start, values)
+        negative = negative_distances(theta, np.arange(start, start + len(values)), values)
         if negative.size:
             return int(negative[0]) - 1
     return limit
@@ -128,7 +128,7 @@ def violations(theta: np.ndarray, length: int) -> Violations:
     theta, length = check_theta(theta), check_length("length", length)
     negative, worst = [], (math.inf, 0)
     for start, values in gap_blocks(theta, length):
-        negative.append(negative_distances(theta, start, values))
+        negative.append(negative_distances(theta, np.arange(start, start + len(values)), values))
         lowest = int(values.argmin())
         worst = min(worst, (float(values[lowest]), start + lowest))
     distances = np.concatenate(negative)
@@ -185,16 +185,17 @@ def gap_blocks(theta: np.ndarray, length: int) -> Iterator[tuple[int, np.ndarray
         yield start, values.reshape(-1)[: length + 1 - start]
 
 
-def negative_distances(theta: np.ndarray, start: int, values: np.ndarray) -> np.ndarray:
-    """Which of the distances `start, start + 1, ...` have B_m < 0, given B_m from `gap_blocks`, the doubtful ones redone."""
-    doubt = rounding(theta, start + len(values))
-    below = start + np.flatnonzero(values < doubt)
-    sure = values[below - start] < -doubt
-    return np.array([m for m, known in zip(below.tolist(), sure.tolist(), strict=True) if known or is_negative(theta, m)], dtype=np.int64)
+def negative_distances(theta: np.ndarray, distances: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Which of the rising `distances` have B_m < 0, given B_m as a matrix product of tables left it; the doubtful ones are redone."""
+    doubt = rounding(theta, int(distances.max(initial=0)))
+    below = values < doubt
+    sure = (values[below] < -doubt).tolist()
+    kept = [m for m, known in zip(distances[below].tolist(), sure, strict=True) if known or is_negative(theta, m)]
+    return np.array(kept, dtype=np.int64)
 
 
 def rounding(theta: np.ndarray, length: int) -> float:
-    """A bound on the error of `gap_blocks` up to `length`: phases rounded in proportion to themselves, then the sums."""
+    """A bound on the error of B_m from tables, as in `gap_blocks`: phases up to `length` rounded in proportion, then the sums."""
     pairs = len(theta)
     return float(length * np.abs(theta).sum() * 2.0**-52 + pairs * (2 * pairs + 8) * 2.0**-52)
 
