@@ -100,15 +100,14 @@ def test_two_bases_in_one_process_keep_to_themselves(name: str):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_low_precision_activations_are_float32_and_one_cast(name: str, dtype: jnp.dtype):
+def test_bfloat16_activations_are_float32_and_one_cast(name: str):
     positions = np.array([[0, 257, 2049, 300_001]])
-    q, k = (jnp.asarray(unit_vectors((1, 2, 4, HEAD_DIM), seed)).astype(dtype) for seed in (0, 1))
+    q, k = (jnp.asarray(unit_vectors((1, 2, 4, HEAD_DIM), seed), jnp.bfloat16) for seed in (0, 1))
     low = encoded(example(name), q, k, positions)
     full = encoded(example(name), q.astype(jnp.float32), k.astype(jnp.float32), positions)
     for got, expected in zip(low, full, strict=True):
-        assert got.dtype == dtype
-        np.testing.assert_array_equal(got.astype(jnp.float32), expected.astype(dtype).astype(jnp.float32))
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_array_equal(got.astype(jnp.float32), expected.astype(jnp.bfloat16).astype(jnp.float32))
 
 
 def test_nope_is_the_identity_at_every_position():
