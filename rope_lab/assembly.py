@@ -1,0 +1,87 @@
+"""From a checked config to the objects of a run: mesh, data, model, probes. What training and probing share."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+
+from rope_lab.config import Config, resolve
+from rope_lab.data.pipeline import Pipeline, Stage, open_pipeline, stages
+from rope_lab.probes.suite import Probe, make_probes
+from rope_lab.runs import open_config
+from rope_lab.train.checkpoint import Checkpoints
+from rope_lab.train.loop import Trainable, build, forked_state, fresh_state
+from rope_lab.train.sharding import batch_sharding, make_mesh
+from rope_lab.train.state import TrainState
+
+
+class Assembly(NamedTuple):
+    """Attributes:
+    config: what all this was made from.
+    mesh: the devices.
+    stages: the length curriculum, laid out in steps.
+    pipeline: the training batches.
+    trainable: the model and its optimizer, as shapes.
+    probes: by name.
+    """
+
+    config: Config
+    mesh: jax.sharding.Mesh
+    stages: tuple[Stage, ...]
+    pipeline: Pipeline
+    trainable: Trainable
+    probes: dict[str, Probe]
+
+
+def assemble(config: Config) -> Assembly:
+    """Opens the data and builds the model for the devices here; no parameter is made yet.
+
+    Raises:
+      ValueError: if the parts do not fit each other, naming both values.
+    """
+    mesh = make_mesh(config.mesh)
+    plan = stages(config.train.curriculum, config.train.tokens_per_step)
+    pipeline = open_pipeline(config.data)
+    if pipeline.vocab_size > config.model.vocab_size:
+        raise ValueError(
+            f"model.vocab_size={config.model.vocab_size} is too small: the data uses {pipeline.vocab_size} ids (tokenizer "
+            f"{pipeline.tokenizer.name!r} and the retrieval surface); set --config.model.vocab_size={pipeline.vocab_size} or more"
+        )
+    ways = mesh.shape["data"] * mesh.shape["fsdp"] * config.train.microbatches
+    for stage in plan:
+        pipeline.check(stage)
+        if stage.rows % ways:
+            raise ValueError(
+                f"train.tokens_per_step={config.train.tokens_per_step} gives {stage.rows} rows at context length {stage.length}, which "
+                f"mesh.data x mesh.fsdp x train.microbatches = {ways} does not divide"
+            )
+    total_steps = plan[-1].first_step + plan[-1].num_steps
+    trainable = build(config.model, config.rotary, config.optimizer, total_steps, mesh)
+    probes = make_probes(config.probes, config.data, plan[-1].length, pipeline.tokenizer, trainable.graph, batch_sharding(mesh))
+    return Assembly(config, mesh, plan, pipeline, trainable, probes)
+
+
+def first_state(assembly: Assembly) -> TrainState:
+    """The state of step 0: fresh, or with the parameters of the run that `init.from` names.
+
+    Raises:
+      ValueError: if that run's model has another shape, or there is no such checkpoint.
+    """
+    config = assembly.config
+    if config.init.from_ is None:
+        return fresh_state(assembly.trainable, config.model, config.rotary, config.train.seed)
+    theirs = resolve(open_config(config.init.from_)).model
+    same_numerics = replace(theirs, compute_dtype=config.model.compute_dtype, remat=config.model.remat, scan_unroll=config.model.scan_unroll)
+    if same_numerics != config.model:
+        raise ValueError(f"init.from={config.init.from_!r} holds another model: {theirs}, not {config.model}")
+    params, _ = load_params(Path(config.init.from_), config.init.step, assembly.trainable)
+    return forked_state(assembly.trainable, params)
+
+
+def load_params(folder: Path, step: int | None, trainable: Trainable) -> tuple[dict, int]:
+    """Parameters of a run's checkpoint (the newest, for None) on this mesh, and their step."""
+    checkpoints = Checkpoints(folder)
+    params, found = checkpoints.restore_params(step, trainable.abstract.params)
+    checkpoints.close()
+    return params, found

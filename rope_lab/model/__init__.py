@@ -1,0 +1,1 @@
+"""The model: attention, the Llama-like decoder, its arithmetic, and cached generation. Modules are Flax NNX; the rest is functions."""

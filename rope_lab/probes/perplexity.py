@@ -1,0 +1,75 @@
+"""Perplexity by position, on long held-out documents.
+
+Shape letters: N windows, T context length.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from rope_lab.data.store import TokenStore
+from rope_lab.probes.score import Scorer
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerplexityConfig:
+    """Attributes:
+    windows_per_document: windows of the context length cut from each held-out document, evenly spaced.
+    """
+
+    windows_per_document: int = 8
+
+    def __post_init__(self) -> None:
+        if self.windows_per_document < 1:
+            raise ValueError(f"probes.perplexity.windows_per_document={self.windows_per_document} must be at least 1")
+
+
+def held_out_windows(stores: dict[str, TokenStore], length: int, per_document: int) -> tuple[np.ndarray, np.ndarray]:
+    """Windows of `length + 1` tokens, evenly spaced in every document that is long enough.
+
+    The first starts with the document's separator (BOS); the others begin in mid-text, without one.
+
+    Returns:
+      int32 tokens `(N, length + 1)`, and each window's document number `(N,)`.
+
+    Raises:
+      ValueError: if no document has `length + 1` tokens.
+    """
+    rows, documents = [], []
+    for store in stores.values():
+        for first, end in zip(store.offsets[:-1], store.offsets[1:], strict=True):
+            if end - first > length:
+                starts = np.unique(np.linspace(first, end - length - 1, per_document).astype(np.int64))
+                rows.append(store.read(starts, length + 1)[0])
+                documents.append(np.full(len(starts), len(documents)))
+    if not rows:
+        raise ValueError(f"no held-out document has {length + 1} tokens; set probes.length lower, or probes.path to longer documents")
+    return np.concatenate(rows), np.concatenate(documents)
+
+
+class PerplexityProbe:
+    """Loss of held-out text at each position of the context.
+
+    Reports both means in use: over all tokens (`loss_nats`, `token_weighted`), and over documents, each weighing the same
+    (`per_document_loss_nats`, `per_document_mean` of perplexities).
+
+    Args:
+      scorer: runs the model.
+      rows: int32 `(N, T + 1)`, from `held_out_windows`.
+      documents: each row's document.
+    """
+
+    def __init__(self, scorer: Scorer, rows: np.ndarray, documents: np.ndarray):
+        self._scorer, self._rows, self._documents = scorer, rows, documents
+
+    def __call__(self, params: dict) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+        losses = self._scorer(params, self._rows).losses.astype(np.float64)
+        by_document = np.array([losses[self._documents == number].mean() for number in np.unique(self._documents)])
+        scalars = {
+            "loss_nats": float(losses.mean()),
+            "token_weighted": float(np.exp(losses.mean())),
+            "per_document_loss_nats": float(by_document.mean()),
+            "per_document_mean": float(np.exp(by_document).mean()),
+            "loss_last_quarter_nats": float(losses[:, -(losses.shape[1] // 4) :].mean()),
+        }
+        return scalars, {"loss_by_position_nats": losses.mean(axis=0), "loss_by_document_nats": by_document}

@@ -1,0 +1,110 @@
+"""A run folder: what was asked for, with what, and everything that came of it.
+
+    config.json      the resolved config            metrics.jsonl, tensorboard/   numbers by step
+    spectrum.json    theta and attention factor     checkpoints/                  Orbax, one folder a step
+    versions.json    git revision and packages      probes/NAME/step_*.npz        each probe's arrays
+"""
+
+import importlib.metadata
+import json
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.experimental import multihost_utils
+from ml_collections import ConfigDict
+
+import rope_lab
+from rope_lab.config import Config, default, resolve, to_dict
+from rope_lab.rotary import Variant
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "ml-collections", "numpy")
+
+
+def open_run(workdir: str, config: ConfigDict) -> Path:
+    """Makes a run folder for this config, or finds the one it already has.
+
+    Raises:
+      ValueError: if the folder holds a run with another config (the differing keys are named), or is not a run folder.
+    """
+    folder = Path(workdir).absolute()
+    wanted = json.loads(json.dumps(to_dict(config)))
+    if jax.process_index() == 0 and not (folder / "config.json").exists():
+        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+            raise ValueError(f"workdir {workdir!r} is not empty and holds no run (no config.json); choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder / "spectrum.json", _spectrum(resolve(config)))
+        _write(folder / "versions.json", _versions())
+        _write(folder / "config.json", wanted)  # last: it marks the folder as a run
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices("run folder made")
+    _reject_difference(folder, json.loads((folder / "config.json").read_text()), wanted)
+    return folder
+
+
+def open_config(workdir: str) -> ConfigDict:
+    """The config of an existing run folder.
+
+    Raises:
+      ValueError: if there is no run there.
+    """
+    path = Path(workdir) / "config.json"
+    if not path.exists():
+        raise ValueError(f"workdir {workdir!r} holds no run (no config.json); `rope-lab train --workdir={workdir}` makes one")
+    config = default()
+    with config.unlocked():
+        config.update(_tuples(json.loads(path.read_text())))
+    return config
+
+
+def _reject_difference(folder: Path, held: dict, wanted: dict) -> None:
+    before, after = dict(_leaves(held)), dict(_leaves(wanted))
+    changed = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
+    if changed:
+        shown = "; ".join(f"{key} is {before.get(key)!r} there, {after.get(key)!r} here" for key in changed[:5])
+        raise ValueError(f"workdir {str(folder)!r} holds a run with another config: {shown}; choose another --workdir, or the same config")
+
+
+def _leaves(tree: dict, prefix: str = "") -> list[tuple[str, Any]]:
+    pairs = []
+    for key, value in tree.items():
+        pairs += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
+    return pairs
+
+
+def _tuples(value: Any) -> Any:
+    """JSON's lists back to the tuples they were."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def _spectrum(config: Config) -> dict:
+    if not isinstance(config.rotary, Variant):
+        return {"variant": repr(config.rotary)}
+    spectrum = config.rotary.spectrum(config.model.head_dim, config.train.curriculum[-1][0])
+    return {
+        "variant": repr(config.rotary),
+        "head_dim": config.model.head_dim,
+        "length_tokens": config.train.curriculum[-1][0],
+        "theta_radians_per_token": spectrum.theta.tolist(),
+        "attention_factor": spectrum.attention_factor,
+    }
+
+
+def _versions() -> dict:
+    here = Path(rope_lab.__file__).parent
+    try:
+        git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        git = None  # installed from a wheel, or no git here
+    packages = {name: importlib.metadata.version(name) for name in PACKAGES}
+    return {"rope_lab": rope_lab.__version__, "git_revision": git, "python": platform.python_version(), **packages}
+
+
+def _write(path: Path, content: dict) -> None:
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(content, indent=2) + "\n")
+    unfinished.replace(path)

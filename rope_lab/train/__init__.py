@@ -1,0 +1,1 @@
+"""Training: state, loss, pure step, optimizer, sharding and checkpoints; `loop.py` is the only imperative file."""

@@ -1,0 +1,313 @@
+"""The training loop: the only imperative file.
+
+Reads aloud: make or restore the state; for each stage of the length curriculum, for each batch, dispatch a step; read the metrics of
+the step *before*, so that the device never waits; save, probe and stop when it is time.
+"""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.experimental import multihost_utils
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from rope_lab.data.pipeline import Batch, HashedBatch, Pipeline, Stage, stages
+from rope_lab.metrics import MetricWriter
+from rope_lab.model.flops import parameter_count, train_flops_per_token
+from rope_lab.model.llama import LlamaConfig
+from rope_lab.rotary import AbstractPositionEncoding
+from rope_lab.train.checkpoint import CheckpointConfig, Checkpoints, abstract_like
+from rope_lab.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from rope_lab.train.sharding import batch_sharding, constrain_to, param_shardings, state_shardings
+from rope_lab.train.state import TrainState, init_params, init_state, split_model, tokens_seen
+from rope_lab.train.step import make_train_step
+
+Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
+
+PEAK_FLOPS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5p": 459e12,
+    "TPU v6 lite": 918e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
+"""Dense bf16 FLOP/s of one device by `jax.Device.device_kind`, from the vendors' data sheets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """How long, and on what lengths.
+
+    Attributes:
+      curriculum: ((context length in tokens, steps), ...), in order.
+      tokens_per_step: global batch in tokens, the same at every length.
+      microbatches: parts a step's rows are cut into, their gradients added up.
+      seed: of the initial parameters.
+      peak_flops_per_device: FLOP/s that MFU is measured against; None: looked up by device, and no MFU where unknown.
+    """
+
+    curriculum: tuple[tuple[int, int], ...]
+    tokens_per_step: int
+    microbatches: int = 1
+    seed: int = 0
+    peak_flops_per_device: float | None = None
+
+
+class TrainingDiverged(RuntimeError):
+    """The loss stopped being a number; nothing later than the last good checkpoint was saved."""
+
+
+class Preempted(RuntimeError):
+    """SIGTERM came; everything up to the current step is saved."""
+
+
+class Trainable(NamedTuple):
+    """A model built for a mesh: what training, probing and planning share.
+
+    Attributes:
+      graph: the model's structure.
+      optimizer: its update.
+      abstract: a `TrainState` of shapes with shardings.
+    """
+
+    graph: nnx.GraphDef
+    optimizer: Any
+    abstract: TrainState
+
+
+def build(
+    model: LlamaConfig, encoding: AbstractPositionEncoding, optimizer: OptimizerConfig, total_steps: int, mesh: jax.sharding.Mesh
+) -> Trainable:
+    """Everything about a run that needs no memory: no parameter is made.
+
+    Raises:
+      ValueError: if the model does not divide by the mesh, or the schedule does not fit the run.
+    """
+    update = make_optimizer(optimizer, total_steps)
+    graph, abstract_params = split_model(model, encoding, constrain_to(mesh))
+    placed = param_shardings(mesh, abstract_params)
+    shapes = jax.eval_shape(lambda: init_state(init_params(model, encoding, jax.numpy.uint32(0)), update))
+    return Trainable(graph, update, abstract_like(shapes, state_shardings(mesh, update, shapes, placed)))
+
+
+def fresh_state(trainable: Trainable, model: LlamaConfig, encoding: AbstractPositionEncoding, seed: int) -> TrainState:
+    """Step 0, every array made where it belongs."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, trainable.abstract)
+    make = jax.jit(lambda seed: init_state(init_params(model, encoding, seed), trainable.optimizer), out_shardings=shardings)
+    return make(np.uint32(seed))
+
+
+def forked_state(trainable: Trainable, params: dict) -> TrainState:
+    """Step 0 from another run's parameters, with a fresh optimizer."""
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, trainable.abstract)
+    return jax.jit(lambda params: init_state(params, trainable.optimizer), out_shardings=shardings)(params)
+
+
+def train(
+    folder: Path,
+    *,
+    trainable: Trainable,
+    first_state: Callable[[], TrainState],
+    config: TrainConfig,
+    model: LlamaConfig,
+    optimizer: OptimizerConfig,
+    checkpoint: CheckpointConfig,
+    pipeline: Pipeline,
+    mesh: jax.sharding.Mesh,
+    probes: Mapping[str, Probe],
+    probe_every_steps: int,
+) -> TrainState:
+    """Trains until the curriculum is done, resuming from the newest committed checkpoint in `folder`.
+
+    Args:
+      folder: the run folder.
+      trainable: from `build`.
+      first_state: makes the state of step 0; called only when there is nothing to resume.
+      config, model, optimizer, checkpoint: what to do; see each class.
+      pipeline: the batches.
+      mesh: the devices.
+      probes: name -> `probe(params) -> (scalars, arrays)`, run every `probe_every_steps` and at the end.
+      probe_every_steps: their cadence.
+
+    Raises:
+      TrainingDiverged: at a loss that is not finite; no checkpoint of that step or later exists.
+      Preempted: after SIGTERM, with the current step saved.
+    """
+    plan = stages(config.curriculum, config.tokens_per_step)
+    last_step = plan[-1].first_step + plan[-1].num_steps
+    checkpoints = Checkpoints(folder, checkpoint)
+    saved = checkpoints.steps()
+    state = checkpoints.restore(saved[-1], trainable.abstract) if saved else first_state()
+    step = int(state.step)
+    writer = MetricWriter(folder, resume_step=step, process=jax.process_index())
+    reporter = _Reporter(writer, config, model, optimizer, last_step, parameter_count(state.params))
+    train_step = jax.jit(make_train_step(trainable.graph, trainable.optimizer, config.microbatches), donate_argnums=0)
+
+    with _sigterm() as preempted, reporter.progress(step, resumed=bool(saved)):
+        for stage in plan:
+            for hashed in _batches(pipeline, stage, step, reporter):
+                state, metrics = train_step(state, _place(hashed.batch, mesh))
+                step += 1
+                reporter.dispatched(step, stage, hashed.hash, metrics, state)
+                stopping = preempted(step)
+                if step % checkpoint.every_steps == 0 or step == last_step or stopping:
+                    reporter.flush()  # raises before a state whose loss is not finite could be saved
+                    checkpoints.save(step, state)
+                if step % probe_every_steps == 0 or step == last_step:
+                    reporter.flush()
+                    _run_probes(probes, state.params, step, folder, writer)
+                    reporter.restart_clock()
+                if stopping:
+                    checkpoints.close()
+                    raise Preempted(f"SIGTERM: step {step} of {last_step} is saved in {folder}; run the same command to go on")
+    checkpoints.close()
+    writer.close()
+    return state
+
+
+def _batches(pipeline: Pipeline, stage: Stage, step: int, reporter: "_Reporter") -> Iterator[HashedBatch]:
+    """The rest of a stage's batches from global step `step` on, with the time spent waiting for each told to the reporter."""
+    if step >= stage.first_step + stage.num_steps:
+        return
+    batches = pipeline.steps(stage, step, jax.process_index(), jax.process_count())
+    for _ in range(step, stage.first_step + stage.num_steps):
+        start = time.perf_counter()
+        hashed = next(batches)
+        reporter.waited(time.perf_counter() - start)
+        yield hashed
+
+
+def _place(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
+    sharding = batch_sharding(mesh)
+    return Batch(*(jax.make_array_from_process_local_data(sharding, array) for array in batch))
+
+
+def _run_probes(probes: Mapping[str, Probe], params: dict, step: int, folder: Path, writer: MetricWriter) -> None:
+    for name, probe in probes.items():
+        start = time.perf_counter()
+        scalars, arrays = probe(params)
+        seconds = time.perf_counter() - start
+        writer.write(step, {f"probe/{name}/{key}": value for key, value in scalars.items()} | {f"probe/{name}/seconds": seconds})
+        if jax.process_index() == 0:
+            save_probe_arrays(folder, name, step, arrays)
+
+
+def save_probe_arrays(folder: Path, name: str, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
+    """Writes a probe's arrays to `probes/NAME/step_STEP.npz` in a run folder, whole or not at all."""
+    path = folder / "probes" / name / f"step_{step:08d}.npz"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    with unfinished.open("wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    unfinished.replace(path)
+    return path
+
+
+@contextmanager
+def _sigterm() -> Iterator[Callable[[int], bool]]:
+    """Yields a question: at this step, is it time to save and go? All processes get the same answer."""
+    if jax.process_count() > 1:
+        yield multihost_utils.reached_preemption_sync_point
+        return
+    arrived: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: arrived.append(number))
+    try:
+        yield lambda step: bool(arrived)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Reporter:
+    """Reads each step's metrics once, one step late; keeps the clock; draws the progress line."""
+
+    def __init__(
+        self, writer: MetricWriter, config: TrainConfig, model: LlamaConfig, optimizer: OptimizerConfig, last_step: int, parameters: int
+    ):
+        self._writer, self._config, self._model, self._last_step, self._parameters = writer, config, model, last_step, parameters
+        self._rate = learning_rate(optimizer, last_step)
+        self._peak = config.peak_flops_per_device or PEAK_FLOPS.get(jax.devices()[0].device_kind)
+        self._pending: tuple | None = None
+        self._wait_seconds = 0.0
+        self._clock = time.perf_counter()
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[line]}"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            disable=jax.process_index() != 0,
+        )
+
+    @contextmanager
+    def progress(self, step: int, resumed: bool) -> Iterator[None]:
+        """Shows the bar until the block ends; the last step's metrics are written then."""
+        with self._bar:
+            self._bar.console.print(
+                f"{self._parameters:,} parameters on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
+                f"{'resuming after' if resumed else 'from'} step {step} of {self._last_step}"
+                + ("" if self._peak else "; no MFU: set train.peak_flops_per_device for this device")
+            )
+            self._task = self._bar.add_task("training", total=self._last_step, completed=step, line="")
+            yield
+            self.flush()
+
+    def waited(self, seconds: float) -> None:
+        """Adds time the loop spent waiting for data since the last step."""
+        self._wait_seconds += seconds
+
+    def dispatched(self, step: int, stage: Stage, batch_hash: int, metrics: dict[str, jax.Array], state: TrainState) -> None:
+        """Takes this step's metrics, still being computed, and reads the step before."""
+        ready, self._pending = self._pending, (step, stage, batch_hash, metrics, state.tokens_seen + 0, self._wait_seconds)
+        self._wait_seconds = 0.0
+        if ready:
+            self._write(*ready)
+
+    def flush(self) -> None:
+        """Reads the newest step's metrics now."""
+        if self._pending:
+            ready, self._pending = self._pending, None
+            self._write(*ready)
+
+    def restart_clock(self) -> None:
+        """Leaves the time since the last step (a probe's) out of the next step's."""
+        self._clock = time.perf_counter()
+
+    def _write(self, step: int, stage: Stage, batch_hash: int, metrics: dict, counter: jax.Array, wait_seconds: float) -> None:
+        scalars: dict[str, float | int | str] = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        now = time.perf_counter()
+        seconds, self._clock = now - self._clock, now
+        if not np.isfinite(scalars["train/loss_nats"]):
+            raise TrainingDiverged(
+                f"train/loss_nats={scalars['train/loss_nats']} at step {step}: stopped, nothing saved since the last checkpoint; "
+                "lower optimizer.peak_learning_rate or look at the batch"
+            )
+        tokens_per_second = self._config.tokens_per_step / seconds
+        scalars |= {
+            "train/learning_rate": float(self._rate(step - 1)),
+            "train/tokens_seen": tokens_seen(jax.device_get(counter)),
+            "train/context_length_tokens": stage.length,
+            "train/tokens_per_second": tokens_per_second,
+            "train/step_seconds": seconds,
+            "train/data_wait_share": min(wait_seconds / seconds, 1.0),
+            "data/batch_hash": f"{batch_hash:016x}",
+        }
+        for convention, causal in (("causal", True), ("full", False)):
+            per_device = tokens_per_second * train_flops_per_token(self._model, stage.length, causal=causal) / jax.device_count()
+            scalars[f"train/model_flops_per_second_per_device_{convention}_attention"] = per_device
+            if self._peak:
+                scalars[f"train/mfu_{convention}_attention"] = per_device / self._peak
+        self._writer.write(step, scalars)
+        self._bar.update(
+            self._task, completed=step, line=f"context {stage.length}  loss {scalars['train/loss_nats']:.3f}  {tokens_per_second:,.0f} tokens/s"
+        )

@@ -1,0 +1,54 @@
+"""One update: `train_step(state, batch) -> (state, metrics)`, pure.
+
+Shape letters: B batch, T length, N micro-batches.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from rope_lab.data.pipeline import Batch
+from rope_lab.train.loss import token_losses
+from rope_lab.train.state import TrainState, add_tokens
+
+TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def make_train_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation, microbatches: int) -> TrainStep:
+    """Builds the step.
+
+    The loss is the weighted mean over all targets of the global batch, however many micro-batches it is cut into: gradients of
+    weighted sums are added up, and divided once by the sum of weights.
+
+    Args:
+      graph: the model's structure.
+      optimizer: its update.
+      microbatches: N; divides B.
+    """
+
+    def weighted_sum(params: dict, batch: Batch) -> jax.Array:
+        logits = nnx.merge(graph, params)(batch.tokens, batch.positions, batch.segment_ids)
+        return jnp.sum(token_losses(logits, batch.targets) * batch.weights)
+
+    def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
+        weight = jnp.sum(batch.weights)
+        if microbatches == 1:
+            loss, grads = jax.value_and_grad(weighted_sum)(state.params, batch)
+        else:
+
+            def accumulate(total: tuple, part: Batch) -> tuple[tuple, None]:
+                return jax.tree.map(jnp.add, total, jax.value_and_grad(weighted_sum)(state.params, part)), None
+
+            parts = jax.tree.map(lambda x: x.reshape(-1, microbatches, *x.shape[1:]).swapaxes(0, 1), batch)
+            zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params))
+            (loss, grads), _ = jax.lax.scan(accumulate, zero, parts)
+        grads = jax.tree.map(lambda g: g / weight, grads)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"train/loss_nats": loss / weight, "train/gradient_norm": optax.global_norm(grads)}
+        return TrainState(params, opt_state, state.step + 1, add_tokens(state.tokens_seen, batch.tokens.size)), metrics
+
+    return train_step
