@@ -23,6 +23,8 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "plan": {"model", "train"},
     "plotting": {"theory", "rotary"},
     "config": {"rotary", "model", "data", "train", "probes"},
+    "runs": {"config", "rotary"},
+    "assembly": {"runs", "config", "rotary", "model", "data", "train", "probes"},
     "commands": EVERYTHING,
     "__main__": EVERYTHING,
 }
