@@ -22,7 +22,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import Any
 
 import fsspec
 
@@ -100,7 +100,7 @@ def source_of_file(path: str) -> str:
         if folder in SET_NAMES:
             return folder
     stem = next(pure.name.removesuffix(suffix) for suffix in sorted(SUFFIXES, key=len, reverse=True) if pure.name.endswith(suffix))
-    return check_source_name(re.sub(r"[-_.]?\d+(-of-\d+)?$", "", stem.removeprefix("train_")) or stem)
+    return check_source_name(re.sub(r"[-_. ]+\d+(-of-\d+)?$", "", stem.removeprefix("train_")) or stem)
 
 
 def check_source_name(name: str) -> str:
@@ -127,8 +127,11 @@ def read_lines(path: str, on_read: Callable[[int], None] = lambda _: None) -> It
             yield rest
 
 
-def _unpacked(file: BinaryIO, path: str, on_read: Callable[[int], None]) -> Iterator[bytes]:
-    """Blocks of the file's content. Archives are followed frame by frame: the stream readers take a cut zstd file for a whole one."""
+def _unpacked(file: Any, path: str, on_read: Callable[[int], None]) -> Iterator[bytes]:
+    """Blocks of the content of a file open for reading bytes.
+
+    Archives are followed frame by frame: the libraries' stream readers take a cut zstd file for a whole one.
+    """
     kind, new, errors = _kind(path)
     archive, total = None, 0
     while block := file.read(_CHUNK_BYTES):

@@ -75,7 +75,7 @@ def prepare(
     try:
         from rope_lab.data import steps
     except ModuleNotFoundError as error:
-        raise ValueError(f'prepare needs {error.name}: pip install "rope-lab[prepare]"') from None
+        raise ValueError(f'prepare needs {str(error.name).partition(".")[0]}: pip install "rope-lab[prepare]"') from None
     if source is not None and source != check_source_name(source):
         raise ValueError(f"{source=} must be made of a-z, 0-9, '_', '-' and '.': try {check_source_name(source)!r}")
     out = Path(out).expanduser().absolute()

@@ -8,35 +8,45 @@ Any datatrove executor can run these steps: they share nothing but the file syst
 """
 
 import json
+import multiprocessing
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import BinaryIO
 
-import multiprocess
 import numpy as np
-from datatrove.data import Document, DocumentsPipeline
+from datatrove.data import Document
 from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from datatrove.pipeline.readers.base import BaseReader
-from datatrove.utils.stats import PipelineStats
 from loguru import logger
 
 from rope_lab.data.lines import BadLineError, InputFile, parse_line, read_lines, source_of_file
 from rope_lab.data.tokenizer import AbstractTokenizer, load_tokenizer, pack_ids
 
-_BATCH_CHARACTERS = 2**22
+_BATCH_CHARACTERS = 2**20
 _BATCH_DOCUMENTS = 1024
 _REPORT_SECONDS = 0.2
 
 
 class LocalExecutor(LocalPipelineExecutor):
-    """datatrove's local executor, without its log unless asked for; and no fork of a process that may hold threads of JAX.
+    """datatrove's local executor with a pool of its own, and without its log unless asked for.
 
-    A finished part is the one completion marker, so datatrove's own are not consulted: theirs name tasks, which mean other
-    files when a run is resumed with another number of tasks.
+    datatrove's pool waits for ever for a worker that was killed (out of memory, most often), and after a `kill -9` of the command
+    leaves processes behind. A finished part is the one completion marker; datatrove's name tasks, which mean other files when a
+    run is resumed with another number of tasks.
+
+    Args:
+      pipeline: the steps.
+      tasks: units of work.
+      workers: processes; one works in this process.
+      logging_dir: where datatrove keeps statistics and logs.
+      verbose: let it log to stderr as well.
     """
 
     def __init__(self, pipeline: list[PipelineStep], *, tasks: int, workers: int, logging_dir: str, verbose: bool):
@@ -44,22 +54,51 @@ class LocalExecutor(LocalPipelineExecutor):
         self.verbose = verbose
 
     def run(self) -> None:
-        before = multiprocess.get_start_method(allow_none=True)
-        multiprocess.set_start_method(self.start_method, force=True)
-        self._quieten()
-        try:
-            super().run()
-        finally:
-            logger.enable("datatrove")
-            multiprocess.set_start_method(before, force=True)
+        """Runs all tasks; the first error ends the others.
 
-    def _launch_run_for_rank(self, *args, **kwargs) -> PipelineStats:
-        self._quieten()
-        return super()._launch_run_for_rank(*args, **kwargs)
+        Raises:
+          ValueError: from a step, or a worker was killed.
+        """
+        if self.workers == 1:
+            _set_log(self.verbose)
+            try:
+                for rank in range(self.tasks):
+                    self._run_for_rank(rank)
+            finally:
+                _set_log(True)
+            return
+        # Not "fork": this process may hold threads, JAX's among them, which a fork would leave locked.
+        context = multiprocessing.get_context("forkserver")
+        others = set(multiprocessing.active_children())
+        with ProcessPoolExecutor(self.workers, context, initializer=_start_worker, initargs=(self.verbose,)) as pool:
+            try:
+                for done in as_completed([pool.submit(self._run_for_rank, rank) for rank in range(self.tasks)]):
+                    done.result()
+            except BrokenProcessPool:
+                raise ValueError(
+                    f"workers={self.workers}: one was killed, most likely for want of memory; give the same command with fewer --workers"
+                ) from None
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in set(multiprocessing.active_children()) - others:
+                    worker.terminate()
+                raise
 
-    def _quieten(self) -> None:
-        if not self.verbose:
-            logger.disable("datatrove")
+
+def _set_log(on: bool) -> None:
+    (logger.enable if on else logger.disable)("datatrove")
+
+
+def _start_worker(verbose: bool) -> None:
+    _set_log(verbose)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one of several workers: threads on top of them would only contend
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A worker whose command was killed would otherwise wait for work for ever."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 class LineReader(BaseReader):
@@ -82,7 +121,7 @@ class LineReader(BaseReader):
         self.source = source
         self.skip_bad = skip_bad
 
-    def run(self, data: DocumentsPipeline = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
+    def run(self, data: Iterator[Document] | None = None, rank: int = 0, world_size: int = 1) -> Iterator[Document]:
         for file in self.files[rank::world_size]:
             yield from self.read_file(file)
 
@@ -127,9 +166,7 @@ class PartWriter(PipelineStep):
         self.parts = parts
         self.progress = progress
 
-    def run(self, data: DocumentsPipeline, rank: int = 0, world_size: int = 1) -> None:
-        if multiprocess.parent_process() is not None:
-            os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one of several workers: threads on top of them would only contend
+    def run(self, data: Iterator[Document], rank: int = 0, world_size: int = 1) -> None:
         tokenizer = load_tokenizer(self.tokenizer)
         report = _Report(self.progress / f"{rank:05d}.json")
         part: _Part | None = None
@@ -184,7 +221,12 @@ class _Part:
             tokens.close()
             lengths.close()
         (self._making / "part.json").write_text(json.dumps({"sources": self._counts, "bad_lines": bad_lines}))
-        self._making.rename(self._path)
+        try:
+            self._making.rename(self._path)
+        except OSError:  # a worker that outlived a killed run may have finished the same file: its part is the same
+            if not self._path.exists():
+                raise
+            shutil.rmtree(self._making)
 
 
 class _Report:
@@ -208,9 +250,6 @@ class _Report:
         if now < self._due and not ended:
             return
         self._due = now + _REPORT_SECONDS
-        parent = multiprocess.parent_process()
-        if parent is not None and not parent.is_alive():
-            raise RuntimeError("the process that started this worker is gone; its next run takes over")
         making = self._path.with_suffix(".new")
         making.write_text(json.dumps([self._documents, self._tokens, self._finished_bytes + file_bytes]))
         making.replace(self._path)
