@@ -72,7 +72,9 @@ def first_state(assembly: Assembly) -> TrainState:
     if config.init.from_ is None:
         return fresh_state(assembly.trainable, config.model, config.rotary, config.train.seed)
     theirs = resolve(open_config(config.init.from_)).model
-    same_numerics = replace(theirs, compute_dtype=config.model.compute_dtype, remat=config.model.remat, scan_unroll=config.model.scan_unroll)
+    same_numerics = replace(
+        theirs, compute_dtype=config.model.compute_dtype, remat=config.model.remat, scan_unroll=config.model.scan_unroll
+    )
     if same_numerics != config.model:
         raise ValueError(f"init.from={config.init.from_!r} holds another model: {theirs}, not {config.model}")
     params, _ = load_params(Path(config.init.from_), config.init.step, assembly.trainable)

@@ -10,7 +10,7 @@ import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from absl import flags
 from ml_collections import ConfigDict, config_dict, config_flags
@@ -57,7 +57,8 @@ class Config:
 def default() -> ConfigDict:
     """Every field with its default, or a typed placeholder where a config must choose; locked, so a misspelt name is an error."""
     config = ConfigDict({"rotary": _rotary_fields()} | {name: _fields(kind) for name, kind in _sections().items()})
-    return config.lock()
+    config.lock()
+    return config
 
 
 def load(path: str, overrides: list[str]) -> ConfigDict:
@@ -120,11 +121,15 @@ def _strip_none(kind: Any) -> tuple[Any, bool]:
     return kind, False
 
 
+def _is_section(kind: Any) -> TypeGuard[type]:
+    return isinstance(kind, type) and dataclasses.is_dataclass(kind)
+
+
 def _fields(kind: type) -> dict:
     hints, fields = typing.get_type_hints(kind), {}
     for field in dataclasses.fields(kind):
         inner, _ = _strip_none(hints[field.name])
-        if dataclasses.is_dataclass(inner):
+        if _is_section(inner):
             fields[_key(field.name)] = _fields(inner)
         elif field.default is None or field.default is dataclasses.MISSING:
             fields[_key(field.name)] = config_dict.placeholder(typing.get_origin(inner) or inner)
@@ -143,14 +148,16 @@ def _rotary_fields() -> dict:
     return fields
 
 
-def _build(kind: type, config: ConfigDict, path: str) -> Any:
+def _build(kind: type, config: Any, path: str) -> Any:
     hints, values = typing.get_type_hints(kind), {}
     _reject_unknown(config, {_key(field.name) for field in dataclasses.fields(kind)}, path)
     for field in dataclasses.fields(kind):
         key = _key(field.name)
         inner, optional = _strip_none(hints[field.name])
-        value = config[key] if key in config else None
-        if dataclasses.is_dataclass(inner):
+        if key not in config:
+            raise ValueError(f"config key {path}.{key} is missing; start from rope_lab.config.default()")
+        value = config[key]
+        if _is_section(inner):
             values[field.name] = _build(inner, value, f"{path}.{key}")
         elif value is None and not optional:
             raise ValueError(f"{path}.{key} is not set; it needs a value of type {_type_name(inner)}, e.g. --config.{path}.{key}=...")
@@ -173,7 +180,7 @@ def _build_rotary(config: ConfigDict) -> AbstractPositionEncoding:
         if name not in hints:
             users = [other for other, kind in VARIANTS.items() if name in typing.get_type_hints(kind)]
             raise ValueError(f"rotary.{name}={value} means nothing to variant {config.variant!r}; unset it, or choose {' or '.join(users)}")
-    for field in dataclasses.fields(variant):
+    for field in dataclasses.fields(typing.cast(Any, variant)):
         if field.default is dataclasses.MISSING and field.name not in given:
             raise ValueError(f"rotary.{field.name} is not set; variant {config.variant!r} needs it: --config.rotary.{field.name}=...")
     return variant(**{name: _checked(value, _strip_none(hints[name])[0], f"rotary.{name}") for name, value in given.items()})
@@ -213,7 +220,8 @@ def _check_together(config: Config) -> None:
     for stage in plan:
         if stage.rows % config.train.microbatches:
             raise ValueError(
-                f"train.microbatches={config.train.microbatches} must divide the {stage.rows} rows of a step at context length {stage.length}"
+                f"train.microbatches={config.train.microbatches} must divide the {stage.rows} rows of a step "
+                f"at context length {stage.length}"
             )
     if config.init.step is not None and config.init.from_ is None:
         raise ValueError(f"init.step={config.init.step} needs init.from, the run folder it is a step of")

@@ -15,16 +15,16 @@ class MetricWriter:
 
     Args:
       folder: the run folder.
-      resume_step: lines of this step and later ones are dropped: the run is about to write them again.
+      keep_through: lines of later steps are dropped: the run is about to write them again; -1: start anew.
       process: index of this process.
     """
 
-    def __init__(self, folder: Path, resume_step: int = 0, process: int = 0):
+    def __init__(self, folder: Path, keep_through: int = -1, process: int = 0):
         path = folder / ("metrics.jsonl" if process == 0 else f"metrics-{process}.jsonl")
         if path.exists():
-            _keep_before(path, resume_step)
+            _drop_after(path, keep_through)
         self._file = path.open("a", buffering=1)
-        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_step) if process == 0 else None
+        self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=keep_through + 1) if process == 0 else None
 
     def write(self, step: int, scalars: Mapping[str, float | int | str]) -> None:
         """Records scalars of one step; strings (fingerprints) go to the JSON line only."""
@@ -46,14 +46,14 @@ def read_metrics(folder: Path) -> list[dict]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def _keep_before(path: Path, step: int) -> None:
+def _drop_after(path: Path, step: int) -> None:
     kept = []
     for line in path.read_text().splitlines():
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
             break  # the line that a killed process was writing: nothing whole follows it
-        if record["step"] < step:
+        if record["step"] <= step:
             kept.append(line)
     fresh = path.with_suffix(".rewrite")
     fresh.write_text("".join(line + "\n" for line in kept))

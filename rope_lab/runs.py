@@ -1,8 +1,8 @@
 """A run folder: what was asked for, with what, and everything that came of it.
 
-    config.json      the resolved config            metrics.jsonl, tensorboard/   numbers by step
-    spectrum.json    theta and attention factor     checkpoints/                  Orbax, one folder a step
-    versions.json    git revision and packages      probes/NAME/step_*.npz        each probe's arrays
+config.json      the resolved config            metrics.jsonl, tensorboard/   numbers by step
+spectrum.json    theta and attention factor     checkpoints/                  Orbax, one folder a step
+versions.json    git revision and packages      probes/NAME/step_*.npz        each probe's arrays
 """
 
 import importlib.metadata

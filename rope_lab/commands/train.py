@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--distributed",
         metavar="auto|HOST:PORT,N,I",
-        help="join other processes: auto on TPU pods, Slurm and Kubernetes; else the coordinator, the number of processes and this one's index",
+        help="join other processes: auto on TPU pods, Slurm and Kubernetes; else the coordinator, how many they are and which this is",
     )
 
 

@@ -7,7 +7,6 @@ Shape letters: N rows of this process, T context length, W = T + 1.
 """
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -168,7 +167,9 @@ class Pipeline:
         """
         for name, store in zip(self._names, self._stores, strict=True):
             if store.info.num_tokens <= stage.length:
-                raise ValueError(f"source {name!r} has {store.info.num_tokens} tokens, too few for one row of {stage.length} and its target")
+                raise ValueError(
+                    f"source {name!r} has {store.info.num_tokens} tokens, too few for one row of {stage.length} and its target"
+                )
         if self.surface and self.surface.longest_distance(stage.length) < self.surface.shortest_distance:
             raise ValueError(
                 f"context length {stage.length} is too short for a {self.config.retrieval.surface!r} record, its query and its answer"
@@ -189,22 +190,18 @@ class Pipeline:
         mixed = [(rows(planted), weight) for planted, weight in ((0, 1 - share), (1, share)) if weight > 0]
         return grain.MapDataset.mix([part for part, _ in mixed], weights=[weight for _, weight in mixed])
 
-    def dataset(self, stage: Stage, process: int = 0, num_processes: int = 1) -> grain.MapDataset:
-        """Element s is the `HashedBatch` of the stage's s-th step: this process's contiguous share of the global rows."""
-        if stage.rows % num_processes:
-            raise ValueError(f"{stage.rows} rows a step at context length {stage.length} cannot be shared by {num_processes} processes")
-        local = stage.rows // num_processes
-        mine = np.arange(process * local, (process + 1) * local)
-        return self.row_names(stage).batch(stage.rows).map_with_index(
-            lambda step, names: self._assemble(stage, step * stage.rows + mine, names[mine])
-        )
+    def dataset(self, plan: tuple[Stage, ...], process: int = 0, num_processes: int = 1) -> grain.MapDataset:
+        """The whole run: element s is the `HashedBatch` of global step s, this process's contiguous share of its rows."""
 
-    def steps(self, stage: Stage, step: int, process: int = 0, num_processes: int = 1) -> Iterator[HashedBatch]:
-        """The stage's batches from global step `step` on, read ahead by threads."""
-        done = step - stage.first_step
-        assert 0 <= done < stage.num_steps
-        wanted = self.dataset(stage, process, num_processes)[done : stage.num_steps]
-        return iter(wanted.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+        def steps(stage: Stage) -> grain.MapDataset:
+            if stage.rows % num_processes:
+                raise ValueError(f"{stage.rows} rows a step at context length {stage.length} cannot be shared by {num_processes} processes")
+            local = stage.rows // num_processes
+            mine = np.arange(process * local, (process + 1) * local)
+            batches = self.row_names(stage).batch(stage.rows)[: stage.num_steps]
+            return batches.map_with_index(lambda step, names: self._assemble(stage, step * stage.rows + mine, names[mine]))
+
+        return grain.MapDataset.concatenate([steps(stage) for stage in plan])
 
     def _assemble(self, stage: Stage, index: np.ndarray, names: np.ndarray) -> HashedBatch:
         planted, source, row = names.T
@@ -284,9 +281,13 @@ def store_tokenizer(stores: dict[str, TokenStore]) -> AbstractTokenizer:
     """
     names = {(store.info.tokenizer, store.info.tokenizer_fingerprint) for store in stores.values()}
     if len(names) > 1:
-        raise ValueError(f"the stores were made with different tokenizers: {', '.join(sorted(name for name, _ in names))}; prepare them anew")
+        raise ValueError(
+            f"the stores were made with different tokenizers: {', '.join(sorted(name for name, _ in names))}; prepare them anew"
+        )
     name, fingerprint = next(iter(names))
     tokenizer = load_tokenizer(name)
     if tokenizer.fingerprint != fingerprint:
-        raise ValueError(f"tokenizer {name!r} has changed since the stores were made with it; prepare them anew, or bring the old file back")
+        raise ValueError(
+            f"tokenizer {name!r} has changed since the stores were made with it; prepare them anew, or bring the old file back"
+        )
     return tokenizer

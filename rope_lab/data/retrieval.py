@@ -177,7 +177,8 @@ def plant(windows: np.ndarray, distances: np.ndarray, uniforms: np.ndarray, surf
     Q = distances.shape[1]
     K, V, record_length = surface.records.shape
     query_length, answer_length = surface.queries.shape[1], surface.answers.shape[1]
-    assert Q <= K and uniforms.shape == (N, 2 * Q + K)
+    assert Q <= K
+    assert uniforms.shape == (N, 2 * Q + K)
     keys = np.argsort(uniforms[:, 2 * Q :], axis=1)[:, :Q]
     values = (uniforms[:, Q : 2 * Q] * V).astype(np.int32)
     earliest = distances + record_length - 1

@@ -8,9 +8,9 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 
 from rope_lab.model.llama import KVCache, Llama, empty_cache
-from flax import nnx
 
 
 @partial(jax.jit, static_argnums=0, donate_argnums=4)

@@ -192,9 +192,7 @@ class Llama(nnx.Module):
       constrain: pins an activation with the given logical axes to the mesh; the identity without a mesh.
     """
 
-    def __init__(
-        self, config: LlamaConfig, encoding: AbstractPositionEncoding, rngs: nnx.Rngs, constrain: Constrain = lambda x, axes: x
-    ):
+    def __init__(self, config: LlamaConfig, encoding: AbstractPositionEncoding, rngs: nnx.Rngs, constrain: Constrain = lambda x, axes: x):
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap
         def stack(rngs: nnx.Rngs) -> Block:

@@ -53,7 +53,9 @@ def open_held_out(config: ProbeConfig, tokenizer: AbstractTokenizer) -> dict[str
     stores = open_sources(config.path)
     theirs = store_tokenizer(stores)
     if theirs.fingerprint != tokenizer.fingerprint:
-        raise ValueError(f"probes.path={config.path!r} was prepared with tokenizer {theirs.name!r}, the training data with {tokenizer.name!r}")
+        raise ValueError(
+            f"probes.path={config.path!r} was prepared with tokenizer {theirs.name!r}, the training data with {tokenizer.name!r}"
+        )
     return stores
 
 

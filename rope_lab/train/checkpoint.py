@@ -54,10 +54,11 @@ class Checkpoints:
         keep: list[Any] = [_policies.LatestN(config.keep_last)] if config else [_policies.PreserveAll()]
         if config and config.keep_every_steps:
             keep.append(_policies.EveryNSteps(config.keep_every_steps))
+        policy: Any = _policies.AnyPreservationPolicy(keep)
         self._folder = folder
         self._checkpointer = ocp.training.Checkpointer(
-            (folder / "checkpoints").absolute(),
-            preservation_policy=_policies.AnyPreservationPolicy(keep),
+            str((folder / "checkpoints").absolute()),
+            preservation_policy=policy,
             cleanup_tmp_directories=config is not None,  # what a killed run left half-written
         )
 

@@ -1,7 +1,7 @@
 """The training loop: the only imperative file.
 
-Reads aloud: make or restore the state; for each stage of the length curriculum, for each batch, dispatch a step; read the metrics of
-the step *before*, so that the device never waits; save, probe and stop when it is time.
+Reads aloud: make or restore the state; for each batch, dispatch a step; read the metrics of the step *before*, so that the device never
+waits; probe, save and stop when it is time.
 """
 
 import signal
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grain
 import jax
 import numpy as np
 from flax import nnx
@@ -19,7 +20,7 @@ from jax.experimental import multihost_utils
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rope_lab.data.pipeline import Batch, HashedBatch, Pipeline, Stage, stages
+from rope_lab.data.pipeline import Batch, HashedBatch, Pipeline, stages
 from rope_lab.metrics import MetricWriter
 from rope_lab.model.flops import parameter_count, train_flops_per_token
 from rope_lab.model.llama import LlamaConfig
@@ -27,7 +28,7 @@ from rope_lab.rotary import AbstractPositionEncoding
 from rope_lab.train.checkpoint import CheckpointConfig, Checkpoints, abstract_like
 from rope_lab.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rope_lab.train.sharding import batch_sharding, constrain_to, param_shardings, state_shardings
-from rope_lab.train.state import TrainState, init_params, init_state, split_model, tokens_seen
+from rope_lab.train.state import TrainState, fingerprint, init_params, init_state, split_model, tokens_seen
 from rope_lab.train.step import make_train_step
 
 Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
@@ -147,44 +148,36 @@ def train(
     last_step = plan[-1].first_step + plan[-1].num_steps
     checkpoints = Checkpoints(folder, checkpoint)
     saved = checkpoints.steps()
+    batches = pipeline.dataset(plan, jax.process_index(), jax.process_count())[saved[-1] if saved else 0 :]
+    batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
     state = checkpoints.restore(saved[-1], trainable.abstract) if saved else first_state()
     step = int(state.step)
-    writer = MetricWriter(folder, resume_step=step, process=jax.process_index())
+    writer = MetricWriter(folder, keep_through=step if saved else -1, process=jax.process_index())
+    if not saved:
+        writer.write(0, {"init/parameters_fingerprint": f"{int(jax.jit(fingerprint)(state.params)):08x}"})
     reporter = _Reporter(writer, config, model, optimizer, last_step, parameter_count(state.params))
     train_step = jax.jit(make_train_step(trainable.graph, trainable.optimizer, config.microbatches), donate_argnums=0)
 
     with _sigterm() as preempted, reporter.progress(step, resumed=bool(saved)):
-        for stage in plan:
-            for hashed in _batches(pipeline, stage, step, reporter):
-                state, metrics = train_step(state, _place(hashed.batch, mesh))
-                step += 1
-                reporter.dispatched(step, stage, hashed.hash, metrics, state)
-                stopping = preempted(step)
-                if step % checkpoint.every_steps == 0 or step == last_step or stopping:
-                    reporter.flush()  # raises before a state whose loss is not finite could be saved
-                    checkpoints.save(step, state)
-                if step % probe_every_steps == 0 or step == last_step:
-                    reporter.flush()
-                    _run_probes(probes, state.params, step, folder, writer)
-                    reporter.restart_clock()
-                if stopping:
-                    checkpoints.close()
-                    raise Preempted(f"SIGTERM: step {step} of {last_step} is saved in {folder}; run the same command to go on")
+        while step < last_step:
+            batch, batch_hash = reporter.timed_wait(batches)
+            state, metrics = train_step(state, _place(batch, mesh))
+            step += 1
+            reporter.dispatched(step, batch.tokens.shape[1], batch_hash, metrics)
+            stopping = preempted(step)
+            if step % probe_every_steps == 0 or step == last_step:
+                reporter.flush()
+                _run_probes(probes, state.params, step, folder, writer)
+                reporter.restart_clock()
+            if step % checkpoint.every_steps == 0 or step == last_step or stopping:
+                reporter.flush()  # raises before a state whose loss is not finite could be saved
+                checkpoints.save(step, state)
+            if stopping:
+                checkpoints.close()
+                raise Preempted(f"SIGTERM: step {step} of {last_step} is saved in {folder}; run the same command to go on")
     checkpoints.close()
     writer.close()
     return state
-
-
-def _batches(pipeline: Pipeline, stage: Stage, step: int, reporter: "_Reporter") -> Iterator[HashedBatch]:
-    """The rest of a stage's batches from global step `step` on, with the time spent waiting for each told to the reporter."""
-    if step >= stage.first_step + stage.num_steps:
-        return
-    batches = pipeline.steps(stage, step, jax.process_index(), jax.process_count())
-    for _ in range(step, stage.first_step + stage.num_steps):
-        start = time.perf_counter()
-        hashed = next(batches)
-        reporter.waited(time.perf_counter() - start)
-        yield hashed
 
 
 def _place(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
@@ -262,14 +255,16 @@ class _Reporter:
             yield
             self.flush()
 
-    def waited(self, seconds: float) -> None:
-        """Adds time the loop spent waiting for data since the last step."""
-        self._wait_seconds += seconds
+    def timed_wait(self, batches: Iterator[HashedBatch]) -> HashedBatch:
+        """The next batch; the time it took to come counts as waiting for data."""
+        start = time.perf_counter()
+        hashed = next(batches)
+        self._wait_seconds = time.perf_counter() - start
+        return hashed
 
-    def dispatched(self, step: int, stage: Stage, batch_hash: int, metrics: dict[str, jax.Array], state: TrainState) -> None:
+    def dispatched(self, step: int, length: int, batch_hash: int, metrics: dict[str, jax.Array]) -> None:
         """Takes this step's metrics, still being computed, and reads the step before."""
-        ready, self._pending = self._pending, (step, stage, batch_hash, metrics, state.tokens_seen + 0, self._wait_seconds)
-        self._wait_seconds = 0.0
+        ready, self._pending = self._pending, (step, length, batch_hash, metrics, self._wait_seconds)
         if ready:
             self._write(*ready)
 
@@ -283,8 +278,10 @@ class _Reporter:
         """Leaves the time since the last step (a probe's) out of the next step's."""
         self._clock = time.perf_counter()
 
-    def _write(self, step: int, stage: Stage, batch_hash: int, metrics: dict, counter: jax.Array, wait_seconds: float) -> None:
-        scalars: dict[str, float | int | str] = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    def _write(self, step: int, length: int, batch_hash: int, metrics: dict, wait_seconds: float) -> None:
+        fetched = jax.device_get(metrics)
+        seen = tokens_seen(fetched.pop("tokens_seen"))
+        scalars: dict[str, Any] = {name: float(value) for name, value in fetched.items()}
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
         if not np.isfinite(scalars["train/loss_nats"]):
@@ -294,20 +291,20 @@ class _Reporter:
             )
         tokens_per_second = self._config.tokens_per_step / seconds
         scalars |= {
-            "train/learning_rate": float(self._rate(step - 1)),
-            "train/tokens_seen": tokens_seen(jax.device_get(counter)),
-            "train/context_length_tokens": stage.length,
+            "train/learning_rate": float(jax.device_get(self._rate(step - 1))),
+            "train/tokens_seen": seen,
+            "train/context_length_tokens": length,
             "train/tokens_per_second": tokens_per_second,
             "train/step_seconds": seconds,
             "train/data_wait_share": min(wait_seconds / seconds, 1.0),
             "data/batch_hash": f"{batch_hash:016x}",
         }
         for convention, causal in (("causal", True), ("full", False)):
-            per_device = tokens_per_second * train_flops_per_token(self._model, stage.length, causal=causal) / jax.device_count()
+            per_device = tokens_per_second * train_flops_per_token(self._model, length, causal=causal) / jax.device_count()
             scalars[f"train/model_flops_per_second_per_device_{convention}_attention"] = per_device
             if self._peak:
                 scalars[f"train/mfu_{convention}_attention"] = per_device / self._peak
         self._writer.write(step, scalars)
         self._bar.update(
-            self._task, completed=step, line=f"context {stage.length}  loss {scalars['train/loss_nats']:.3f}  {tokens_per_second:,.0f} tokens/s"
+            self._task, completed=step, line=f"context {length}  loss {scalars['train/loss_nats']:.3f}  {tokens_per_second:,.0f} tokens/s"
         )

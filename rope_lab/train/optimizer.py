@@ -40,7 +40,8 @@ class OptimizerConfig:
             raise ValueError(f"optimizer.schedule={self.schedule!r} must be one of {', '.join(SCHEDULES)}")
         if (self.schedule == "wsd") != (self.decay_steps is not None):
             raise ValueError(
-                f"optimizer.schedule={self.schedule!r} with optimizer.decay_steps={self.decay_steps}: 'wsd' needs decay_steps, the others none"
+                f"optimizer.schedule={self.schedule!r} with optimizer.decay_steps={self.decay_steps}: "
+                "'wsd' needs decay_steps, the others none"
             )
         for name in ("peak_learning_rate", "clip_norm", "epsilon"):
             if not getattr(self, name) > 0:

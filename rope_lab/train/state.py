@@ -19,20 +19,19 @@ class TrainState(NamedTuple):
     tokens_seen: uint32 pair (high, low word): a 64-bit count of tokens trained on; see `tokens_seen`.
     """
 
-    params: dict
+    params: Any
     opt_state: Any
     step: jax.Array
     tokens_seen: jax.Array
 
 
-def split_model(config: LlamaConfig, encoding: AbstractPositionEncoding, constrain: Constrain) -> tuple[nnx.GraphDef, dict]:
+def split_model(config: LlamaConfig, encoding: AbstractPositionEncoding, constrain: Constrain) -> tuple[nnx.GraphDef, nnx.State]:
     """The model's structure, and each parameter's (shape, logical axes) — the one place where NNX is taken apart.
 
     Returns:
       The graph, and a tree like the parameters' whose leaves are `nnx.Param` of `jax.ShapeDtypeStruct` with `axes` metadata.
     """
-    graph, state = nnx.split(nnx.eval_shape(lambda: Llama(config, encoding, nnx.Rngs(0), constrain)))
-    return graph, state
+    return nnx.split(nnx.eval_shape(lambda: Llama(config, encoding, nnx.Rngs(0), constrain)))
 
 
 def init_params(config: LlamaConfig, encoding: AbstractPositionEncoding, seed: jax.Array) -> dict:
@@ -40,9 +39,21 @@ def init_params(config: LlamaConfig, encoding: AbstractPositionEncoding, seed: j
     return nnx.to_pure_dict(nnx.state(Llama(config, encoding, nnx.Rngs(jax.random.key(seed)))))
 
 
-def init_state(params: dict, optimizer: optax.GradientTransformation) -> TrainState:
+def init_state(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """Step 0 with these parameters."""
     return TrainState(params, optimizer.init(params), jnp.zeros((), jnp.int32), jnp.zeros(2, jnp.uint32))
+
+
+def fingerprint(params: Any) -> jax.Array:
+    """A uint32 that tells equal parameters from different ones, whatever the mesh: weighted sums of the bit patterns mod 2**32."""
+    total = jnp.uint32(0)
+    for number, leaf in enumerate(jax.tree.leaves(params)):
+        place = jnp.zeros(leaf.shape, jnp.uint32)  # row-major index, made without a reshape so that a sharded leaf stays sharded
+        for axis, size in enumerate(leaf.shape):
+            place = place * jnp.uint32(size % 2**32) + jax.lax.broadcasted_iota(jnp.uint32, leaf.shape, axis)
+        bits = jax.lax.bitcast_convert_type(leaf, jnp.uint32)
+        total += jnp.sum(bits * (2 * place + 1)) * jnp.uint32(2 * number + 1)
+    return total
 
 
 def add_tokens(counter: jax.Array, count: int) -> jax.Array:

@@ -4,6 +4,7 @@ Shape letters: B batch, T length, N micro-batches.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ def make_train_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation
       microbatches: N; divides B.
     """
 
-    def weighted_sum(params: dict, batch: Batch) -> jax.Array:
+    def weighted_sum(params: Any, batch: Batch) -> jax.Array:
         logits = nnx.merge(graph, params)(batch.tokens, batch.positions, batch.segment_ids)
         return jnp.sum(token_losses(logits, batch.targets) * batch.weights)
 
@@ -48,7 +49,8 @@ def make_train_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation
         grads = jax.tree.map(lambda g: g / weight, grads)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
-        metrics = {"train/loss_nats": loss / weight, "train/gradient_norm": optax.global_norm(grads)}
-        return TrainState(params, opt_state, state.step + 1, add_tokens(state.tokens_seen, batch.tokens.size)), metrics
+        seen = add_tokens(state.tokens_seen, batch.tokens.size)
+        metrics = {"train/loss_nats": loss / weight, "train/gradient_norm": optax.global_norm(grads), "tokens_seen": seen}
+        return TrainState(params, opt_state, state.step + 1, seen), metrics
 
     return train_step

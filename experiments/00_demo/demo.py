@@ -1,0 +1,132 @@
+"""Two models that differ in the rotary base alone, and what each can retrieve. Run by `make demo`; see README.md beside this file."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from rope_lab.commands.train import train_from_config
+from rope_lab.config import load
+from rope_lab.metrics import read_metrics
+from rope_lab.plotting import accuracy_by_distance, loss_by_position, mark_bounds
+from rope_lab.rotary import RoPE
+from rope_lab.theory.decay import context_bound, quarter_period
+
+HEAD_DIM, LENGTH = 32, 256
+
+
+class Run(NamedTuple):
+    """One run of the demo: its folder's name, the config overrides, and how it is drawn."""
+
+    name: str
+    title: str
+    base: float
+    color: str
+    overrides: tuple[str, ...]
+
+
+def plan(workdir: Path, seed: int) -> list[Run]:
+    """The paired runs, and the continuation of the first at the second's base."""
+    seeds = (f"--config.train.seed={seed}", f"--config.data.seed={seed}")
+    continued = (
+        f"--config.init.from={workdir / 'base_1e2'}",
+        "--config.train.curriculum=((256, 400),)",
+        f"--config.train.seed={seed}",
+        f"--config.data.seed={seed + 1000}",  # fresh text and records
+    )
+    return [
+        Run("base_1e2", "base 1e2", 1e2, "tab:red", ("--config.rotary.base=1e2", *seeds)),
+        Run("base_1e6", "base 1e6", 1e6, "tab:blue", ("--config.rotary.base=1e6", *seeds)),
+        Run("base_1e2_to_1e6", "1e2, then 400 steps at 1e6", 1e6, "tab:green", ("--config.rotary.base=1e6", *continued)),
+    ]
+
+
+def require_paired(first: Path, second: Path) -> int:
+    """Checks that two runs started from the same parameters and saw the same batches; returns how many."""
+    a, b = ([line.get("init/parameters_fingerprint", line.get("data/batch_hash")) for line in read_metrics(run)] for run in (first, second))
+    if a != b:
+        raise RuntimeError(f"{first} and {second} are not paired: their initial parameters or batches differ")
+    return sum(value is not None for value in a) - 1
+
+
+def final(run: Path, probe: str) -> tuple[dict[str, float], dict[str, np.ndarray]]:
+    """A probe's last scalars and arrays."""
+    prefix = f"probe/{probe}/"
+    line = [line for line in read_metrics(run) if f"{prefix}seconds" in line][-1]
+    scalars = {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(prefix)}
+    with np.load(run / "probes" / probe / f"step_{line['step']:08d}.npz") as arrays:
+        return scalars, dict(arrays)
+
+
+def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
+    """Loss by position beside accuracy by distance."""
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    for run in runs:
+        loss_by_position(left, final(workdir / run.name, "perplexity")[1]["loss_by_position_nats"], label=run.title, color=run.color)
+        arrays = final(workdir / run.name, "retrieval")[1]
+        accuracy_by_distance(right, arrays["edges_tokens"], arrays["accuracy"], label=run.title, color=run.color)
+    mark_bounds(right, RoPE(base=1e2), HEAD_DIM, LENGTH, color="tab:red")
+    right.axhline(1 / 16, lw=0.8, color="gray")
+    right.annotate("chance", (4, 1 / 16), fontsize=8, color="gray", va="bottom")
+    left.set_title("Perplexity does not tell them apart")
+    right.set_title("Retrieval does")
+    left.set_ylim(bottom=0)
+    left.legend(loc="lower left")
+    figure.savefig(picture, dpi=150)
+
+
+def table(runs: list[Run], workdir: Path) -> Table:
+    """The figures behind the picture."""
+    result = Table(title=f"context {LENGTH}, head_dim {HEAD_DIM}")
+    for column in ("run", "L_theta", "quarter period", "text loss (nats)", "effective length [95 %]", "mean accuracy", "accuracy 192-256"):
+        result.add_column(column, justify="left" if column == "run" else "right")
+    for run in runs:
+        theta = RoPE(base=run.base).spectrum(HEAD_DIM, LENGTH).theta
+        text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "retrieval")[0]
+        interval = f"[{retrieval['effective_length_low_tokens']}, {retrieval['effective_length_high_tokens']}]"
+        result.add_row(
+            run.title,
+            f"{context_bound(theta):,}",
+            f"{quarter_period(theta):,.0f}",
+            f"{text['loss_nats']:.3f}",
+            f"{retrieval['effective_length_tokens']} {interval}",
+            f"{retrieval['accuracy']:.2f}",
+            f"{retrieval['accuracy_farthest']:.2f}",
+        )
+    return result
+
+
+def main() -> int:
+    """Trains what is missing, checks the pairing, prints the table and names the picture."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workdir", type=Path, default=Path("runs/demo"), help="where the runs and the picture go")
+    parser.add_argument("--seed", type=int, default=0, help="of initial parameters and data")
+    args = parser.parse_args()
+    start = time.perf_counter()
+    runs = plan(args.workdir, args.seed)
+    console = Console()
+    for number, run in enumerate(runs, 1):
+        console.print(f"[bold]{number}/{len(runs)}  {run.title}[/bold]")
+        train_from_config(load("configs/tiny.py", list(run.overrides)), str(args.workdir / run.name))
+    steps = require_paired(args.workdir / runs[0].name, args.workdir / runs[1].name)
+    picture = args.workdir / "demo.png"
+    draw(runs, args.workdir, picture)
+    console.print(table(runs, args.workdir))
+    console.print(
+        f"{runs[0].title} and {runs[1].title} started from the same parameters and saw the same {steps} batches (hashes compared)."
+    )
+    console.print(f"{time.perf_counter() - start:.0f} s. The picture: {picture}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
