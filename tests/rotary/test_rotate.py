@@ -45,7 +45,7 @@ def test_the_attention_factor_scales_cosine_and_sine_once():
     np.testing.assert_allclose(sin, 1.25 * np.sin(phase), atol=2e-6)
     x = np.random.default_rng(0).standard_normal((1, 1, len(positions), 8)).astype(np.float32)
     expected = turned(x, positions[None], list(ODD_SPECTRUM.theta), 1.25)
-    np.testing.assert_allclose(rotate(jnp.asarray(x), cos, sin), expected, atol=1e-5)
+    np.testing.assert_allclose(rotate(jnp.asarray(x), cos[None, None], sin[None, None]), expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", SPECTRAL)
@@ -85,7 +85,7 @@ def test_a_position_outside_the_table_is_nan_never_anothers_phase(max_position: 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_low_precision_is_float32_and_one_cast(dtype: jnp.dtype):
     x = jnp.asarray(np.random.default_rng(0).standard_normal((2, 4, 16, 8)), dtype)
-    cos, sin = cos_sin(phase_table(ODD_SPECTRUM, 4096), jnp.arange(4000, 4016))
+    cos, sin = cos_sin(phase_table(ODD_SPECTRUM, 4096), jnp.arange(4000, 4016)[None, None])
     y = rotate(x, cos, sin)
     assert y.dtype == dtype
     np.testing.assert_array_equal(y.astype(jnp.float32), rotate(x.astype(jnp.float32), cos, sin).astype(dtype).astype(jnp.float32))
