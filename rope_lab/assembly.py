@@ -1,6 +1,7 @@
 """From a checked config to the objects of a run: mesh, data, model, probes. What training and probing share."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ import jax
 
 from rope_lab.config import Config, resolve
 from rope_lab.data.pipeline import Pipeline, Stage, open_pipeline, stages
+from rope_lab.model.llama import Llama
 from rope_lab.probes.suite import Probe, make_probes
 from rope_lab.runs import open_config
 from rope_lab.train.checkpoint import Checkpoints
@@ -57,7 +59,7 @@ def assemble(config: Config) -> Assembly:
                 f"mesh.data x mesh.fsdp x train.microbatches = {ways} does not divide"
             )
     total_steps = plan[-1].first_step + plan[-1].num_steps
-    trainable = build(config.model, config.rotary, config.optimizer, total_steps, mesh)
+    trainable = build(partial(Llama, config.model, config.rotary), config.optimizer, total_steps, mesh)
     probes = make_probes(config.probes, config.data, plan[-1].length, pipeline.tokenizer, trainable.graph, batch_sharding(mesh))
     return Assembly(config, mesh, plan, pipeline, trainable, probes)
 
@@ -70,7 +72,7 @@ def first_state(assembly: Assembly) -> TrainState:
     """
     config = assembly.config
     if config.init.from_ is None:
-        return fresh_state(assembly.trainable, config.model, config.rotary, config.train.seed)
+        return fresh_state(assembly.trainable, config.train.seed)
     theirs = resolve(open_config(config.init.from_)).model
     same_numerics = replace(
         theirs, compute_dtype=config.model.compute_dtype, remat=config.model.remat, scan_unroll=config.model.scan_unroll

@@ -81,7 +81,9 @@ def load(path: str, overrides: list[str]) -> ConfigDict:
         raise ValueError(_one_line(error)) from error
     if unused:
         raise ValueError(f"{' '.join(unused)!r} is not understood; overrides look like --config.rotary.base=1e6")
-    return holder["config"].value
+    config = holder["config"].value
+    assert config is not None
+    return config
 
 
 def resolve(config: ConfigDict) -> Config:
@@ -243,7 +245,8 @@ def _type_name(kind: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).strip("'\"").replace("\\n", " ").split())
+    text = error.args[0] if error.args else error  # a KeyError's str() is a quoted repr
+    return " ".join(str(text).split())
 
 
 def _plain(value: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import grain
 import jax
 import numpy as np
+import optax
 from flax import nnx
 from jax.experimental import multihost_utils
 from rich.console import Console
@@ -24,11 +25,10 @@ from rope_lab.data.pipeline import Batch, HashedBatch, Pipeline, stages
 from rope_lab.metrics import MetricWriter
 from rope_lab.model.flops import parameter_count, train_flops_per_token
 from rope_lab.model.llama import LlamaConfig
-from rope_lab.rotary import AbstractPositionEncoding
 from rope_lab.train.checkpoint import CheckpointConfig, Checkpoints, abstract_like
 from rope_lab.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
 from rope_lab.train.sharding import batch_sharding, constrain_to, param_shardings, state_shardings
-from rope_lab.train.state import TrainState, fingerprint, init_params, init_state, split_model, tokens_seen
+from rope_lab.train.state import ModelFactory, TrainState, fingerprint, init_params, init_state, split_model, tokens_seen
 from rope_lab.train.step import make_train_step
 
 Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
@@ -76,35 +76,35 @@ class Trainable(NamedTuple):
     """A model built for a mesh: what training, probing and planning share.
 
     Attributes:
-      graph: the model's structure.
+      make: makes the model.
+      graph: its structure.
       optimizer: its update.
       abstract: a `TrainState` of shapes with shardings.
     """
 
+    make: ModelFactory
     graph: nnx.GraphDef
-    optimizer: Any
+    optimizer: optax.GradientTransformation
     abstract: TrainState
 
 
-def build(
-    model: LlamaConfig, encoding: AbstractPositionEncoding, optimizer: OptimizerConfig, total_steps: int, mesh: jax.sharding.Mesh
-) -> Trainable:
+def build(make: ModelFactory, optimizer: OptimizerConfig, total_steps: int, mesh: jax.sharding.Mesh) -> Trainable:
     """Everything about a run that needs no memory: no parameter is made.
 
     Raises:
       ValueError: if the model does not divide by the mesh, or the schedule does not fit the run.
     """
     update = make_optimizer(optimizer, total_steps)
-    graph, abstract_params = split_model(model, encoding, constrain_to(mesh))
+    graph, abstract_params = split_model(make, constrain_to(mesh))
     placed = param_shardings(mesh, abstract_params)
-    shapes = jax.eval_shape(lambda: init_state(init_params(model, encoding, jax.numpy.uint32(0)), update))
-    return Trainable(graph, update, abstract_like(shapes, state_shardings(mesh, update, shapes, placed)))
+    shapes = jax.eval_shape(lambda: init_state(init_params(make, np.uint32(0)), update))
+    return Trainable(make, graph, update, abstract_like(shapes, state_shardings(mesh, update, shapes, placed)))
 
 
-def fresh_state(trainable: Trainable, model: LlamaConfig, encoding: AbstractPositionEncoding, seed: int) -> TrainState:
+def fresh_state(trainable: Trainable, seed: int) -> TrainState:
     """Step 0, every array made where it belongs."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding, trainable.abstract)
-    make = jax.jit(lambda seed: init_state(init_params(model, encoding, seed), trainable.optimizer), out_shardings=shardings)
+    make = jax.jit(lambda seed: init_state(init_params(trainable.make, seed), trainable.optimizer), out_shardings=shardings)
     return make(np.uint32(seed))
 
 

@@ -1,14 +1,15 @@
 """What training carries from step to step: one pytree."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
-from rope_lab.model.llama import Constrain, Llama, LlamaConfig
-from rope_lab.rotary import AbstractPositionEncoding
+from rope_lab.model.llama import Constrain, Llama
 
 
 class TrainState(NamedTuple):
@@ -25,18 +26,22 @@ class TrainState(NamedTuple):
     tokens_seen: jax.Array
 
 
-def split_model(config: LlamaConfig, encoding: AbstractPositionEncoding, constrain: Constrain) -> tuple[nnx.GraphDef, nnx.State]:
-    """The model's structure, and each parameter's (shape, logical axes) — the one place where NNX is taken apart.
+ModelFactory = Callable[[nnx.Rngs, Constrain], Llama]
+"""Makes the model, given the seeds of its parameters and how activations are pinned to the mesh."""
+
+
+def split_model(make: ModelFactory, constrain: Constrain) -> tuple[nnx.GraphDef, nnx.State]:
+    """The model's structure, and each parameter's shape and logical axes: the one place where NNX is taken apart.
 
     Returns:
       The graph, and a tree like the parameters' whose leaves are `nnx.Param` of `jax.ShapeDtypeStruct` with `axes` metadata.
     """
-    return nnx.split(nnx.eval_shape(lambda: Llama(config, encoding, nnx.Rngs(0), constrain)))
+    return nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0), constrain)))
 
 
-def init_params(config: LlamaConfig, encoding: AbstractPositionEncoding, seed: jax.Array) -> dict:
-    """Fresh parameters, a function of the shape and the seed alone: not of the encoding, nor of the mesh."""
-    return nnx.to_pure_dict(nnx.state(Llama(config, encoding, nnx.Rngs(jax.random.key(seed)))))
+def init_params(make: ModelFactory, seed: jax.Array | np.uint32) -> dict:
+    """Fresh parameters, a function of the shape and the seed alone: not of the position encoding, nor of the mesh."""
+    return nnx.to_pure_dict(nnx.state(make(nnx.Rngs(jax.random.key(seed)), lambda x, axes: x)))
 
 
 def init_state(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
