@@ -57,7 +57,7 @@ MUTATIONS = {
 }
 
 
-def run_rotary_tests(folder: Path, mutation: Mutation | None) -> subprocess.CompletedProcess[str]:
+def run_rotary_tests(folder: Path, mutation: Mutation | None, *options: str) -> subprocess.CompletedProcess[str]:
     """The fast rotary tests on a copy of the package in `folder`, up to the first failure."""
     (folder / "rope_lab").mkdir()
     shutil.copy(ROOT / "rope_lab" / "__init__.py", folder / "rope_lab")
@@ -74,13 +74,14 @@ def run_rotary_tests(folder: Path, mutation: Mutation | None) -> subprocess.Comp
         assert source.count(mutation.old) == 1, f"{mutation.file} no longer holds the text to change once: {mutation.old}"
         path.write_text(source.replace(mutation.old, mutation.new))
     quickest_first = [f"tests/rotary/test_{name}.py" for name in ("spectrum", "rotate", "encoding")]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *quickest_first]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *quickest_first]
     return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
 def test_an_untouched_copy_is_green(tmp_path: Path):
-    result = run_rotary_tests(tmp_path, None)
+    # The copy lacks nothing, so red means what it says. One variant shows it; the others run on the original.
+    result = run_rotary_tests(tmp_path, None, "-k", "method2 or test_rotate")
     assert result.returncode == pytest.ExitCode.OK, result.stdout
 
 
