@@ -2,29 +2,22 @@
 
 Whether a base is valid for a length is decided over every integer distance (`decay`). The set of valid bases is not a
 half-line but a union of intervals: below the base from which all are valid lie ever rarer, ever narrower pockets. No
-bisection can find the first of them. What does, walks along `x = log base`:
+bisection can find the first of them. What does is a walk along the logarithm of the base.
 
-- Upwards, a base is refuted by one *witness*, a distance m with B_m < 0. As a function of x,
-
-      B_m' = sum_i m theta_i a_i sin(m theta_i),   |B_m''| <= sum_i (m theta_i a_i)^2 + m theta_i a_i^2,   a_i = 2 i / d
-
-  and the last bound falls with x, so Taylor's formula tells how far beyond x the witness still refutes. The next witness
-  is taken there. Every base passed is proved invalid but for gaps no wider than a fraction of the resolution.
-- Downwards, from a base above which validity follows by monotonicity, a cell of x is proved valid by the same bounds,
-  applied to every distance at once; where no cell of the resolution's width can be proved, its centre is decided instead.
-
-Most distances are dismissed in groups: with the `k` fastest cosines put at -1, the rest varies slowly, and one product
-of tables settles `2 s + 1` neighbouring distances at a time.
+- Upwards, a base is refuted by one *witness*, a distance m with B_m < 0, and so is every base as far as Taylor's formula
+  keeps B_m negative. The next witness is sought there. What is left between is no wider than a fraction of the resolution.
+- Downwards, from a base above which validity follows by monotonicity, a cell of bases is proved valid for all distances
+  at once; where the formula leaves distances open, the cell is halved for those alone.
 """
 
-import functools
 import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from rope_lab.rotary import inverse_powers
-from rope_lab.theory.decay import check_length, gap_blocks, negative_distances, rounding
+from rope_lab.theory.decay import check_length, gap_blocks
+from rope_lab.theory.search import EDGE, BaseSearch
 
 PAPER_TABLE_2 = {
     1_000: 4.3e3,
@@ -41,40 +34,40 @@ PAPER_TABLE_2 = {
 }
 """Context length in tokens -> lower bound of the base at head_dim 128, as printed in arXiv:2405.14591, Table 2."""
 
-_GAP_SHARE = 64  # the widest unproved step below the infimum, and the precision of every edge, is resolution / 64
-_POOL = 24  # witnesses kept from one scan
+_GAP_SHARE = 64  # the widest unproved step below the infimum is resolution / 64
 _WIDEST_CELL = 0.25
+_FEW, _MANY = 30, 120  # distances left open in a cell: the next one is made wider, this one narrower
+_SHORT, _LONG = 2**15, 2**22  # distances searched at a time: few when one witness will do, many when all must be cleared
 _LARGEST_LOG_BASE = 690.0  # float64 ends at exp(709)
-_BLOCK_HALF_WIDTHS = (0, 1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """What of a `BaseBound` is proved for every real base, and what rests on the bases that were sampled.
+    """What a `BaseBound` says about every real base, not only about those that were looked at.
 
-    Widths are in the natural logarithm of the base: 0.001 is 0.1 %. "Decided" means: over every integer distance.
+    Widths are in the natural logarithm of the base: 0.001 is 0.1 %. Proofs are by Taylor's formula with its remainder, rounding
+    included, over every integer distance.
 
     Attributes:
-      resolution: no interval of valid bases as wide as this lies below `infimum`, none of invalid bases above `stable`; proved.
-      widest_gap: the widest interval below `infimum` without a witness proved to refute all of it; a valid pocket missed is narrower.
+      infimum: "proved" if no interval of valid bases as wide as `resolution` lies between the start of the range and the infimum.
+      widest_gap: the widest interval there without a witness proved to refute it; a pocket that was missed is narrower.
       gaps: all such intervals together.
-      closed_form_above: from here on every base is valid by monotonicity, without any scan.
-      proved_above: from here on every base is proved valid, by cells whose every distance is bounded.
-      sampled_above_stable: how many bases between `stable` and `proved_above` were decided, one each resolution; between them nothing is proved.
+      stable: "proved" if every base above `stable`, to the end of the range, is valid.
+      stable_precision: within this below `stable` some B_m turns negative, or comes so near zero that it cannot be told.
+      closed_form_above: from here on validity follows from monotonicity alone.
+      intervals: "sampled" if the bases between infimum and stable were decided one each resolution and nothing is proved of
+        those between; "not computed" otherwise.
+      resolution: as asked for.
     """
 
-    resolution: float
+    infimum: str
     widest_gap: float
     gaps: float
+    stable: str
+    stable_precision: float
     closed_form_above: float
-    proved_above: float
-    sampled_above_stable: int
-
-    def __str__(self) -> str:
-        below = f"proved: below the infimum no valid pocket is wider than {self.widest_gap:.1e} (relative), all unproved gaps sum to {self.gaps:.1e}"
-        above = f"proved: every base above {self.proved_above:.6g} is valid"
-        between = f"sampled every {self.resolution:.1e}: {self.sampled_above_stable} bases between the stable base and there, all valid"
-        return "; ".join([below, above, between])
+    intervals: str
+    resolution: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +78,11 @@ class BaseBound:
       length: tokens.
       head_dim: dimensions of one head.
       base_range: the bases searched, lowest and highest.
-      infimum: the smallest valid base found; itself decided. None if there is none in the range.
-      stable: the base above which every base (of the range) is valid; itself decided. None if the range ends on an invalid base.
-      intervals: the valid bases as `(first, last)` in rising order, each edge decided and right to the resolution; the last
-        runs to the end of the range. None if not asked for.
+      infimum: a valid base; the valid ones below it, if any, are within `guarantee.widest_gap` of it or in pockets narrower
+        than that. None if there is no valid base in the range.
+      stable: the base from which on every base of the range is valid. None if the range ends on an invalid one.
+      intervals: the valid bases as `(first, last)` in rising order, the edges right to the resolution; the last one runs from
+        `stable` to the end of the range. None if not asked for.
       guarantee: what is proved.
     """
 
@@ -137,41 +131,64 @@ def base_bound(
     if not 1 <= lowest < highest:
         raise ValueError(f"{base_range=} must be (lowest, highest) with 1 <= lowest < highest")
 
-    search = _Search(head_dim, length)
+    search = BaseSearch(head_dim, length, _SHORT)
     closed_form = _closed_form(search)
     low = math.log(lowest)
     high = min(math.log(highest), max(closed_form, low), _LARGEST_LOG_BASE)
     first, gaps, widest_gap = _rise(search, low, high, resolution / _GAP_SHARE)
-    fall = _fall(search, high, first, closed_form, resolution)
-    runs = None
-    if intervals:
-        runs = _runs(search, first, fall.stable, high, highest, resolution)
+    stable = None
+    if first is not None and (high >= closed_form or not search.witnesses(high).size):
+        stable = _fall(BaseSearch(head_dim, length, _LONG), high, first)
     return BaseBound(
         length=length,
         head_dim=head_dim,
         base_range=(lowest, highest),
         infimum=None if first is None else math.exp(first),
-        stable=None if fall.stable is None else math.exp(fall.stable),
-        intervals=runs,
+        stable=None if stable is None else math.exp(stable),
+        intervals=_runs(search, first, stable, high, highest, resolution) if intervals else None,
         guarantee=Guarantee(
-            resolution=resolution,
+            infimum="proved",
             widest_gap=widest_gap,
             gaps=gaps,
+            stable="proved" if stable is not None else "none in the range",
+            stable_precision=EDGE,
             closed_form_above=math.exp(closed_form) if closed_form < _LARGEST_LOG_BASE else math.inf,
-            proved_above=None if fall.proved_above is None else math.exp(fall.proved_above),
-            sampled_above_stable=fall.sampled,
+            intervals="sampled" if intervals else "not computed",
+            resolution=resolution,
         ),
     )
 
 
-def _rise(search: "_Search", low: float, high: float, floor: float) -> tuple[float | None, float, float]:
+def power_law(lengths: np.ndarray, bases: np.ndarray) -> tuple[float, float]:
+    """Least squares in log-log: `base = coefficient * length ** exponent`.
+
+    Args:
+      lengths: tokens; the paper's fit over its Table 2 takes 1024 * 2**k for "1k" to "1M".
+      bases: dimensionless, of the same shape, at least two.
+
+    Returns:
+      Coefficient and exponent: 0.0424 and 1.628 in the paper.
+
+    Raises:
+      ValueError: if there are fewer than two lengths, the shapes differ or an entry is not positive.
+
+    Source: Men et al., arXiv:2405.14591, the fit drawn in Fig. 1.
+    """
+    lengths, bases = np.asarray(lengths, dtype=np.float64), np.asarray(bases, dtype=np.float64)
+    if lengths.shape != bases.shape or lengths.size < 2 or not (lengths > 0).all() or not (bases > 0).all():
+        raise ValueError(f"{lengths=} and {bases=} must be two or more positive numbers each, in pairs")
+    exponent, intercept = np.polyfit(np.log(lengths), np.log(bases), 1)
+    return math.exp(intercept), float(exponent)
+
+
+def _rise(search: BaseSearch, low: float, high: float, floor: float) -> tuple[float | None, float, float]:
     """The first valid base from `low` upwards, by witnesses, with the sum and the largest of the steps' unproved parts."""
     x, witnesses = low, np.empty(0, dtype=np.int64)
     gaps = widest_gap = 0.0
     while True:
         reach = search.reach(x, witnesses)
         if reach < floor:
-            witnesses = search.witnesses(x)
+            witnesses = search.witnesses(x, floor)
             if not witnesses.size:
                 return x, gaps, widest_gap
             reach = search.reach(x, witnesses)
@@ -184,50 +201,31 @@ def _rise(search: "_Search", low: float, high: float, floor: float) -> tuple[flo
         x = high if x + step >= high else x + step
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Fall:
-    stable: float | None
-    proved_above: float | None
-    sampled: int
+def _fall(search: BaseSearch, high: float, first: float) -> float:
+    """The base above which every base up to `high` is proved valid: the highest invalid one, or `first` if that is none.
 
-
-def _fall(search: "_Search", high: float, first: float | None, closed_form: float, resolution: float) -> _Fall:
-    """From `high` downwards to the highest invalid base, or to `first`: by proved cells, then one base each resolution."""
-    if first is None:
-        return _Fall(stable=None, proved_above=None, sampled=0)
-    if high < closed_form and search.witnesses(high).size:
-        return _Fall(stable=None, proved_above=None, sampled=0)
-    x, width = high, _WIDEST_CELL
-    while x > first and width >= resolution:
-        width = min(width, x - first)
-        if search.cell_is_valid(x - width / 2, width / 2):
-            x = first if width == x - first else x - width
-            width = min(2 * width, _WIDEST_CELL)
-        else:
-            width /= 2
-    proved_above, sampled = x, 0
-    while x > first:
-        below = max(x - resolution, first)
-        if search.witnesses(below).size:
-            return _Fall(stable=_edge(search, below, x, resolution / _GAP_SHARE), proved_above=proved_above, sampled=sampled)
-        x = below
-        sampled += 1
-    return _Fall(stable=first, proved_above=proved_above, sampled=sampled)
-
-
-def _edge(search: "_Search", invalid: float, valid: float, precision: float) -> float:
-    """A valid base within `precision` above an invalid one."""
-    while valid - invalid > precision:
-        middle = (invalid + valid) / 2
-        if search.witnesses(middle).size:
-            invalid = middle
-        else:
-            valid = middle
-    return valid
+    Each segment of distances falls by itself, the longest distances first, so that the rest need only be cleared above the base
+    where those failed, mostly in wide cells.
+    """
+    bottom = first
+    for segment in sorted(search.segments, reverse=True):
+        x, width = high, _WIDEST_CELL
+        while x > bottom:
+            left = max(x - width, bottom)
+            centre, half_width = (x + left) / 2, (x - left) / 2
+            near = search.near_zero(segment, centre, half_width)
+            if near.size > _MANY and half_width > EDGE:
+                width = half_width
+                continue
+            bottom = max(bottom, search.highest_invalid(near, centre, half_width))
+            if near.size < _FEW:
+                width = min(1.5 * width, _WIDEST_CELL)
+            x = left
+    return bottom
 
 
 def _runs(
-    search: "_Search", first: float | None, stable: float | None, high: float, highest: float, resolution: float
+    search: BaseSearch, first: float | None, stable: float | None, high: float, highest: float, resolution: float
 ) -> tuple[tuple[float, float], ...]:
     """The valid bases from `first` up, decided one each resolution, as runs `(first, last)`."""
     if first is None:
@@ -251,123 +249,7 @@ def _runs(
     return (*closed, (math.exp(stable), highest)) if stable is not None else tuple(closed)
 
 
-class _Search:
-    """Decides bases, given as `x = log base`, over every integer distance up to `length`."""
-
-    def __init__(self, head_dim: int, length: int) -> None:
-        self.head_dim, self.length = head_dim, length
-        self.rates = 2.0 * np.arange(head_dim // 2) / head_dim  # theta_i = exp(-rates_i x)
-        self.doubt = rounding(np.ones(head_dim // 2), length)
-        ends = [0, min(4096, length + 1)]
-        while ends[-1] <= length:
-            ends.append(min(ends[-1] + min(3 * ends[-1], 2**18), length + 1))
-        self.segments = list(zip(ends[:-1], ends[1:], strict=True))  # searched in turn, the last successful one first
-
-    def theta(self, x: float) -> np.ndarray:
-        return inverse_powers(math.exp(x), self.head_dim)
-
-    def witnesses(self, x: float) -> np.ndarray:
-        """Distances with B_m < 0, the deepest of those met first; none at all proves the base valid."""
-        theta = self.theta(x)
-        for place, segment in enumerate(self.segments):
-            distances, gaps = self._candidates(x, segment, 0.0)
-            negative = negative_distances(theta, distances, gaps)
-            if negative.size:
-                self.segments.insert(0, self.segments.pop(place))
-                depths = gaps[np.searchsorted(distances, negative)]
-                return negative[np.argsort(depths)[:_POOL]]
-        return np.empty(0, dtype=np.int64)
-
-    def reach(self, x: float, witnesses: np.ndarray) -> float:
-        """How far above `x` the best of these distances is proved to have B_m < 0; 0 if none has it at `x`."""
-        gaps, slopes, bends = self._taylor(x, x, witnesses)
-        depths = -gaps - self.doubt
-        witnesses = depths > 0
-        if not witnesses.any():
-            return 0.0
-        depths, slopes, bends = depths[witnesses], slopes[witnesses], bends[witnesses]
-        with np.errstate(divide="ignore"):
-            return float((2 * depths / (slopes + np.sqrt(slopes**2 + 2 * bends * depths))).max())
-
-    def cell_is_valid(self, x: float, half_width: float) -> bool:
-        """Whether B_m >= 0 is proved for every distance and every base within `half_width` of `x`."""
-        steepest = float(self.rates @ self.theta(x - half_width))
-        for segment in reversed(self.segments):
-            distances, gaps = self._candidates(x, segment, half_width)
-            near = gaps <= distances * (steepest * half_width) + self.doubt
-            gaps, slopes, bends = self._taylor(x, x - half_width, distances[near])
-            if (gaps - np.abs(slopes) * half_width - bends * half_width**2 / 2 <= self.doubt).any():
-                return False
-        return True
-
-    def _taylor(self, x: float, lowest: float, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """B_m and its derivative by x at `x`, and a bound on the second derivative from `lowest` upwards."""
-        phases = distances[:, None] * self.theta(x)
-        turns = distances[:, None] * self.theta(lowest) * self.rates
-        return np.cos(phases).sum(axis=1), (np.sin(phases) * phases) @ self.rates, (turns * (turns + self.rates)).sum(axis=1)
-
-    def _candidates(self, x: float, segment: tuple[int, int], half_width: float) -> tuple[np.ndarray, np.ndarray]:
-        """Distances of the segment, in rising order, and their B_m at `x`: all that may be negative within `half_width`, and neighbours."""
-        theta, (low, high) = self.theta(x), segment
-        fast, half_block = _plan(self.head_dim, low, high, round(4 * x) / 4, half_width)
-        block = 2 * half_block + 1
-        blocks = -(-(high - low) // block)
-        width = max(1, math.isqrt(blocks))
-        first_centre = low + half_block
-        centres = first_centre + block * width * np.arange(-(-blocks // width))
-        slow = theta[fast:]
-        rest = (_rows(slow, centres, np.float32) @ _columns(slow, block * np.arange(width), np.float32)).reshape(-1)[:blocks]
-        drift = high * half_width * float(self.rates[fast:] @ self.theta(x - half_width)[fast:])
-        single = len(theta) * (2 * len(theta) + 8) * 2.0**-23  # the rounding of the product in float32
-        kept = np.flatnonzero(rest < fast + half_block * slow.sum() + drift + single)
-        offsets = np.arange(-half_block, half_block + 1)
-        gaps = _rows(theta, first_centre + block * kept, np.float64) @ _columns(theta, offsets, np.float64)
-        distances = (first_centre + block * kept)[:, None] + offsets
-        inside = distances < high
-        return distances[inside], gaps[inside]
-
-
-def _rows(theta: np.ndarray, distances: np.ndarray, dtype: type) -> np.ndarray:
-    phases = distances[:, None] * theta
-    return np.concatenate([np.cos(phases), -np.sin(phases)], axis=1).astype(dtype)
-
-
-def _columns(theta: np.ndarray, distances: np.ndarray, dtype: type) -> np.ndarray:
-    phases = theta[:, None] * distances
-    return np.concatenate([np.cos(phases), np.sin(phases)]).astype(dtype)
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(head_dim: int, low: int, high: int, x: float, half_width: float) -> tuple[int, int]:
-    """How many fast pairs to put at -1 and how many neighbours to settle at a time; decides speed, never a result.
-
-    The sum of the other cosines over the segment is taken as normal, with the mean and variance of each cosine there, which
-    tells the share of blocks to be looked at closely. Costs are in nanoseconds of one core, roughly.
-    """
-    rates = 2.0 * np.arange(head_dim // 2) / head_dim
-    theta = np.exp(-rates * x)
-    ends = np.array([[low], [high]]) * theta
-    span = (high - low) * theta
-    means = np.diff(np.sin(ends), axis=0)[0] / span
-    variances = np.maximum(0.5 + np.diff(np.sin(2 * ends), axis=0)[0] / (4 * span) - means**2, 1e-9)
-
-    def tail(values: np.ndarray) -> np.ndarray:
-        return values[::-1].cumsum()[::-1]
-
-    pairs = len(theta)
-    fast = np.arange(pairs // 2 + 1)[:, None]
-    half_blocks = np.array(_BLOCK_HALF_WIDTHS)
-    slack = fast + half_blocks * tail(theta)[fast] + high * half_width * tail(theta * rates)[fast]
-    sigmas = np.maximum((tail(means)[fast] - slack) / np.sqrt(tail(variances)[fast]), 0.0)
-    share = np.where(sigmas > 0, 0.5 * np.exp(-sigmas * (0.717 + 0.416 * sigmas)), 1.0)
-    blocks = (high - low) / (2 * half_blocks + 1)
-    coarse = blocks * (0.12 * (pairs - fast) + 1.5) + 32 * np.sqrt(blocks) * (pairs - fast)
-    close = share * blocks * pairs * (25 + 0.3 * (2 * half_blocks + 1))
-    best = np.unravel_index(np.argmin(coarse + close), share.shape)
-    return int(best[0]), int(half_blocks[best[1]])
-
-
-def _closed_form(search: "_Search") -> float:
+def _closed_form(search: BaseSearch) -> float:
     """The log base from which every base is valid without a scan; infinite if none is known.
 
     With the `k` fastest cosines at their least, and every other pair within half a turn at the full length,
@@ -381,7 +263,7 @@ def _closed_form(search: "_Search") -> float:
     found = math.inf
     for fast in range(pairs // 2 + 1):
         least = 0.0 if fast == 0 else least_cosine if fast == 1 else -float(fast)
-        low = 0.0 if fast == 0 else max(0.0, math.log(length / math.pi) / float(search.rates[fast])) if fast < pairs else math.inf
+        low = 0.0 if fast == 0 else max(0.0, math.log(length / math.pi) / float(search.rates[fast]))
         high = min(found, _LARGEST_LOG_BASE)
 
         def holds(x: float, fast: int = fast, least: float = least) -> bool:
