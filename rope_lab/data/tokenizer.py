@@ -181,7 +181,7 @@ class SentencePieceTokenizer(AbstractTokenizer):
         return np.array(self._processor.encode(text, out_type=int), np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._processor.decode([i for i in np.asarray(ids).tolist() if not self._processor.is_control(i)])
+        return self._processor.decode(np.asarray(ids).tolist())
 
 
 def load_tokenizer(spec: str) -> AbstractTokenizer:
