@@ -147,7 +147,9 @@ class Pipeline:
         unknown = sorted(set(weights) - set(stores))
         if unknown:
             raise ValueError(f"data.weights names {', '.join(unknown)}, but the data folder has {', '.join(sorted(stores))}")
-        if any(not weight >= 0 for weight in weights.values()) or not sum(weights.values()) > 0:
+        if len(dict(config.weights)) < len(config.weights):
+            raise ValueError(f"data.weights={config.weights} names a source twice")
+        if any(weight < 0 for weight in weights.values()) or not 0 < sum(weights.values()) < np.inf:
             raise ValueError(f"data.weights={config.weights} must be non-negative shares with a positive sum")
         chosen = sorted(name for name, weight in weights.items() if weight > 0)
         self._names = chosen
@@ -198,7 +200,7 @@ class Pipeline:
                 raise ValueError(f"{stage.rows} rows a step at context length {stage.length} cannot be shared by {num_processes} processes")
             local = stage.rows // num_processes
             mine = np.arange(process * local, (process + 1) * local)
-            batches = self.row_names(stage).batch(stage.rows)[: stage.num_steps]
+            batches = self.row_names(stage)[: stage.rows * stage.num_steps].batch(stage.rows)
             return batches.map_with_index(lambda step, names: self._assemble(stage, step * stage.rows + mine, names[mine]))
 
         return grain.MapDataset.concatenate([steps(stage) for stage in plan])
