@@ -3,10 +3,18 @@
 import argparse
 import importlib
 import sys
+from typing import NoReturn
 
 COMMANDS = ("prepare", "train", "probe")
 
 EXIT_DONE, EXIT_FAULT, EXIT_BAD_INPUT, EXIT_PREEMPTED = 0, 1, 2, 42
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a wrong flag as every other bad input is told: in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message}; see {self.prog} --help")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -16,28 +24,32 @@ def main(argv: list[str] | None = None) -> int:
       0 done; 1 a fault; 2 bad input, told in one line; 42 preempted with everything saved: start the same command again.
     """
     argv = sys.argv[1:] if argv is None else argv
-    if not argv or argv[0] not in COMMANDS:
-        print(_usage(), file=sys.stdout if argv[:1] in ([], ["-h"], ["--help"]) else sys.stderr)
-        return EXIT_DONE if argv[:1] in ([], ["-h"], ["--help"]) else EXIT_BAD_INPUT
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_usage())
+        return EXIT_DONE
+    if argv[0] not in COMMANDS:
+        return _told("", f"unknown command {argv[0]!r}; one of {', '.join(COMMANDS)}", EXIT_BAD_INPUT)
     command = importlib.import_module(f"rope_lab.commands.{argv[0]}")
-    parser = argparse.ArgumentParser(prog=f"rope-lab {argv[0]}", description=command.__doc__, allow_abbrev=False)
-    command.add_arguments(parser)
-    args, args.overrides = parser.parse_known_args(argv[1:])
-    if args.overrides and not getattr(command, "TAKES_OVERRIDES", False):
-        parser.error(f"{' '.join(args.overrides)!r} is not understood")  # exits with 2
     from rope_lab.train.loop import Preempted, TrainingDiverged
 
+    parser = _Parser(prog=f"rope-lab {argv[0]}", description=command.__doc__, allow_abbrev=False)
+    command.add_arguments(parser)
     try:
+        args, args.overrides = parser.parse_known_args(argv[1:])
+        if args.overrides and not getattr(command, "TAKES_OVERRIDES", False):
+            parser.error(f"{' '.join(args.overrides)!r} is not understood")
         return command.run(args)
     except (ValueError, FileNotFoundError) as error:
-        print(f"rope-lab {argv[0]}: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return _told(f" {argv[0]}", error, EXIT_BAD_INPUT)
     except TrainingDiverged as error:
-        print(f"rope-lab {argv[0]}: {error}", file=sys.stderr)
-        return EXIT_FAULT
+        return _told(f" {argv[0]}", error, EXIT_FAULT)
     except Preempted as error:
-        print(f"rope-lab {argv[0]}: {error}", file=sys.stderr)
-        return EXIT_PREEMPTED
+        return _told(f" {argv[0]}", error, EXIT_PREEMPTED)
+
+
+def _told(command: str, message: object, code: int) -> int:
+    print(f"rope-lab{command}: {' '.join(str(message).split())}", file=sys.stderr)
+    return code
 
 
 def _usage() -> str:

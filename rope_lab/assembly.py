@@ -1,6 +1,8 @@
 """From a checked config to the objects of a run: mesh, data, model, probes. What training and probing share."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -64,23 +66,45 @@ def assemble(config: Config) -> Assembly:
     return Assembly(config, mesh, plan, pipeline, trainable, probes)
 
 
-def first_state(assembly: Assembly) -> TrainState:
-    """The state of step 0: fresh, or with the parameters of the run that `init.from` names.
+def check_origin(config: Config, workdir: str) -> None:
+    """Makes sure that the run which `init.from` names can be forked; one resumed in `workdir` no longer needs it.
 
     Raises:
-      ValueError: if that run's model has another shape, or there is no such checkpoint.
+      ValueError: if its model has another shape, or there is no such checkpoint.
     """
+    origin = config.init.from_
+    if origin is None or checkpoint_steps(Path(workdir)):
+        return
+    theirs, ours = asdict(resolve(open_config(origin)).model), asdict(config.model)
+    differing = [
+        f"model.{name} is {theirs[name]!r} there, {ours[name]!r} here"
+        for name in theirs
+        if theirs[name] != ours[name] and name not in ("compute_dtype", "remat", "scan_unroll")  # numerics may change
+    ]
+    if differing:
+        raise ValueError(f"init.from={origin!r} holds another model: {'; '.join(differing)}; set them alike")
+    steps = checkpoint_steps(Path(origin))
+    if not steps or config.init.step not in (None, *steps):
+        raise ValueError(f"init.from={origin!r} with init.step={config.init.step}: choose one of the steps it has: {steps or 'none yet'}")
+
+
+def first_state(assembly: Assembly) -> TrainState:
+    """The state of step 0: fresh, or with the parameters of the run that `init.from` names; `check_origin` has seen it."""
     config = assembly.config
     if config.init.from_ is None:
         return fresh_state(assembly.trainable, config.train.seed)
-    theirs = resolve(open_config(config.init.from_)).model
-    same_numerics = replace(
-        theirs, compute_dtype=config.model.compute_dtype, remat=config.model.remat, scan_unroll=config.model.scan_unroll
-    )
-    if same_numerics != config.model:
-        raise ValueError(f"init.from={config.init.from_!r} holds another model: {theirs}, not {config.model}")
     params, _ = load_params(Path(config.init.from_), config.init.step, assembly.trainable)
     return forked_state(assembly.trainable, params)
+
+
+def checkpoint_steps(folder: Path) -> list[int]:
+    """Committed steps of a run folder, oldest first; none where there is no run."""
+    if not (folder / "checkpoints").is_dir():
+        return []
+    checkpoints = Checkpoints(folder)
+    steps = checkpoints.steps()
+    checkpoints.close()
+    return steps
 
 
 def load_params(folder: Path, step: int | None, trainable: Trainable) -> tuple[dict, int]:
@@ -89,3 +113,12 @@ def load_params(folder: Path, step: int | None, trainable: Trainable) -> tuple[d
     params, found = checkpoints.restore_params(step, trainable.abstract.params)
     checkpoints.close()
     return params, found
+
+
+@contextmanager
+def past_the_wall(what: str) -> Iterator[None]:
+    """For work whose input is checked: a ValueError in here is a fault of ours, and must not be told as the user's bad input."""
+    try:
+        yield
+    except (ValueError, FileNotFoundError) as error:
+        raise RuntimeError(f"{what} failed") from error

@@ -4,16 +4,20 @@ The dataclasses are the schema. `default()` writes them out as a ConfigDict, a c
 them, and `resolve()` builds the dataclasses back, checking every name, type and combination once.
 """
 
+import ast
 import dataclasses
 import difflib
+import importlib.util
+import re
+import traceback
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from absl import flags
-from ml_collections import ConfigDict, config_dict, config_flags
+from ml_collections import ConfigDict, config_dict
 
 import rope_lab
 from rope_lab.data.pipeline import DataConfig, stages
@@ -62,27 +66,77 @@ def default() -> ConfigDict:
 
 
 def load(path: str, overrides: list[str]) -> ConfigDict:
-    """Runs `get_config()` of a config file, `PATH` or `PATH:ARGUMENT`, and applies `--config.section.field=value` overrides.
+    """Runs `get_config()` of a config file, `PATH` or `PATH:ARGUMENT`, and applies `--config.section.field=value` overrides in order.
 
-    A path that does not exist from here is looked up among the configs that come with rope_lab.
+    `configs/NAME.py` or `NAME.py` that does not exist from here is looked up among the configs that come with rope_lab. The value
+    None unsets a field.
 
     Raises:
-      ValueError: naming the file, or the override and what it should have been.
+      ValueError: naming the file and the line in it, or the override and what it should have been.
     """
-    file, colon, argument = path.partition(":")
-    holder = flags.FlagValues()
-    argv = ["rope-lab", f"--config={_find(file)}{colon}{argument}", *overrides]
-    config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
+    file, *argument = path.split(":", 1)
+    config = _run_config_file(_find(file), argument)
+    types = _leaf_types(config)
+    for override in overrides:
+        flag, equals, text = override.partition("=")
+        key = flag.removeprefix("--config.")
+        if key == flag or not equals:
+            raise ValueError(f"{override!r} is not understood; overrides look like --config.rotary.base=1e6")
+        if key not in types:
+            raise ValueError(f"unknown config key {key}; {_nearest(key, types)}")
+        config.update_from_flattened_dict({key: None if text == "None" else _parsed(text, types[key], key)})
+    return config
+
+
+def _leaf_types(config: ConfigDict, prefix: str = "") -> dict[str, type]:
+    """Type of each field by its dotted name."""
+    result = {}
+    for key, value in config.items():
+        result |= _leaf_types(value, f"{prefix}{key}.") if isinstance(value, ConfigDict) else {prefix + key: config.get_type(key)}
+    return result
+
+
+def _nearest(key: str, known: Iterable[str]) -> str:
+    """What may have been meant: a name like it, else what its group holds, else the groups."""
+    if near := difflib.get_close_matches(key, known, 1):
+        return f"did you mean {near[0]!r}?"
+    inside = [name for name in known if name.startswith(f"{key.partition('.')[0]}.")]
+    return f"one of {', '.join(inside or sorted({name.partition('.')[0] for name in known}))}"
+
+
+def _parsed(text: str, kind: type, path: str) -> Any:
+    if kind is str:
+        return text
+    if kind is bool:
+        if text.lower() in ("true", "false"):
+            return text.lower() == "true"
+        raise ValueError(f"{path}={text} must be true or false")
     try:
-        unused = holder(argv)[1:]
-    except (AttributeError, KeyError) as error:  # ConfigDict's errors for an unknown name
-        raise ValueError(f"unknown config key in {' '.join(overrides)}: {_one_line(error)}") from error
-    except (flags.Error, TypeError, OSError) as error:
-        raise ValueError(_one_line(error)) from error
-    if unused:
-        raise ValueError(f"{' '.join(unused)!r} is not understood; overrides look like --config.rotary.base=1e6")
-    config = holder["config"].value
-    assert config is not None
+        value = ast.literal_eval(text) if kind is tuple else kind(text)
+    except (ValueError, SyntaxError) as error:
+        raise ValueError(f"{path}={text} must be of type {_type_name(kind)}") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{path}={text} must be a tuple, such as '(1, 2)', and '(1,)' where it has one entry")
+    return value
+
+
+def _run_config_file(file: Path, arguments: list[str]) -> ConfigDict:
+    """What the file's `get_config` returns. The file is the user's own code: whatever it raises is bad input, told with its place."""
+    spec = importlib.util.spec_from_file_location("config_file", file)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"config file {str(file)!r} must be a Python file, NAME.py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        config = module.get_config(*arguments)
+    except Exception as error:
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = f"config file {str(file)!r}{f', line {line}' if line else ''}"
+        raise ValueError(f"{where}: {type(error).__name__}: {_one_line(error)}") from error
+    if not isinstance(config, ConfigDict):
+        raise ValueError(f"config file {str(file)!r}: get_config() must return a ConfigDict, not {config!r}; is its last line a return?")
+    config.lock()
     return config
 
 
@@ -94,6 +148,9 @@ def resolve(config: ConfigDict) -> Config:
     """
     known = {"rotary": None, **_sections()}
     _reject_unknown(config, known, "config")
+    for name in known:
+        if name not in config:
+            raise ValueError(f"config key {name} is missing; start from rope_lab.config.default()")
     parts = {name: _build(kind, config[name], name) for name, kind in _sections().items()}
     result = Config(rotary=_build_rotary(config.rotary), **parts)
     _check_together(result)
@@ -168,10 +225,10 @@ def _build(kind: type, config: Any, path: str) -> Any:
     return kind(**values)
 
 
-def _build_rotary(config: ConfigDict) -> AbstractPositionEncoding:
+def _build_rotary(config: Any) -> AbstractPositionEncoding:
     _reject_unknown(config, _rotary_fields(), "rotary")
     if config.variant not in VARIANTS:
-        near = difflib.get_close_matches(config.variant, VARIANTS, 1)
+        near = difflib.get_close_matches(str(config.variant), VARIANTS, 1)
         raise ValueError(
             f"rotary.variant={config.variant!r} is unknown{f' (did you mean {near[0]!r}?)' if near else ''}; one of {', '.join(VARIANTS)}"
         )
@@ -181,7 +238,10 @@ def _build_rotary(config: ConfigDict) -> AbstractPositionEncoding:
     for name, value in given.items():
         if name not in hints:
             users = [other for other, kind in VARIANTS.items() if name in typing.get_type_hints(kind)]
-            raise ValueError(f"rotary.{name}={value} means nothing to variant {config.variant!r}; unset it, or choose {' or '.join(users)}")
+            raise ValueError(
+                f"rotary.{name}={value} means nothing to variant {config.variant!r}; "
+                f"unset it (--config.rotary.{name}=None), or choose variant {' or '.join(users)}"
+            )
     for field in dataclasses.fields(typing.cast(Any, variant)):
         if field.default is dataclasses.MISSING and field.name not in given:
             raise ValueError(f"rotary.{field.name} is not set; variant {config.variant!r} needs it: --config.rotary.{field.name}=...")
@@ -208,16 +268,21 @@ def _checked_tuple(value: Any, parts: tuple, path: str) -> tuple:
     return tuple(_checked(item, part, f"{path}[{index}]") for index, (item, part) in enumerate(zip(value, parts, strict=True)))
 
 
-def _reject_unknown(config: Any, known: Any, path: str) -> None:
+def _reject_unknown(config: Any, known: Iterable[str], path: str) -> None:
     if not isinstance(config, ConfigDict):
         raise ValueError(f"{path}={config!r} must be a group of fields: {', '.join(sorted(known))}")
     for key in config:
         if key not in known:
-            near = difflib.get_close_matches(key, known, 1)
-            raise ValueError(f"unknown config key {path}.{key}{f'; did you mean {near[0]!r}?' if near else ''}")
+            raise ValueError(f"unknown config key {path}.{key}; {_nearest(key, known)}")
 
 
 def _check_together(config: Config) -> None:
+    for name in ("tokens_per_step", "microbatches"):
+        if getattr(config.train, name) < 1:
+            raise ValueError(f"train.{name}={getattr(config.train, name)} must be at least 1")
+    for name, seed in (("train", config.train.seed), ("data", config.data.seed), ("probes.retrieval", config.probes.retrieval.seed)):
+        if not 0 <= seed < 2**32:
+            raise ValueError(f"{name}.seed={seed} must lie in 0 .. 2**32 - 1")
     plan = stages(config.train.curriculum, config.train.tokens_per_step)
     for stage in plan:
         if stage.rows % config.train.microbatches:
@@ -233,9 +298,10 @@ def _check_together(config: Config) -> None:
 def _find(file: str) -> Path:
     package = Path(rope_lab.__file__).parent
     shipped = next(folder for folder in (package / "configs", package.parent / "configs") if folder.is_dir())
-    for candidate in (Path(file), shipped / Path(file).name):
-        if candidate.is_file():
-            return candidate.absolute()
+    if Path(file).is_file():
+        return Path(file).absolute()
+    if Path(file).parent in (Path("configs"), Path()) and (shipped / Path(file).name).is_file():
+        return shipped / Path(file).name
     names = ", ".join(f"configs/{path.name}" for path in sorted(shipped.glob("*.py")))
     raise ValueError(f"config file {file!r} does not exist; rope_lab comes with {names}")
 
@@ -245,8 +311,9 @@ def _type_name(kind: Any) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    text = error.args[0] if error.args else error  # a KeyError's str() is a quoted repr
-    return " ".join(str(text).split())
+    text = str(error.args[0] if error.args else error)  # a KeyError's str() is a quoted repr
+    text = re.sub(r'Other fields present: .*}"(\\n)?', "", text, flags=re.DOTALL)  # ConfigDict prints itself whole
+    return " ".join(text.split())
 
 
 def _plain(value: Any) -> Any:

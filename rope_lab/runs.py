@@ -32,15 +32,19 @@ def open_run(workdir: str, config: ConfigDict) -> Path:
     folder = Path(workdir).absolute()
     wanted = json.loads(json.dumps(to_dict(config)))
     if jax.process_index() == 0 and not (folder / "config.json").exists():
-        if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
+        # What a start that was killed right here left behind is ours to write again.
+        if folder.is_dir() and any(path.stem not in ("config", "spectrum", "versions") for path in folder.iterdir()):
             raise ValueError(f"workdir {workdir!r} is not empty and holds no run (no config.json); choose another folder")
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"workdir {workdir!r} cannot be made ({error.strerror}); choose another folder") from error
         _write(folder / "spectrum.json", _spectrum(resolve(config)))
         _write(folder / "versions.json", _versions())
         _write(folder / "config.json", wanted)  # last: it marks the folder as a run
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("run folder made")
-    _reject_difference(folder, json.loads((folder / "config.json").read_text()), wanted)
+    _reject_difference(folder, _read_config(folder), wanted)
     return folder
 
 
@@ -50,13 +54,24 @@ def open_config(workdir: str) -> ConfigDict:
     Raises:
       ValueError: if there is no run there.
     """
-    path = Path(workdir) / "config.json"
-    if not path.exists():
+    folder = Path(workdir)
+    if not (folder / "config.json").exists():
         raise ValueError(f"workdir {workdir!r} holds no run (no config.json); `rope-lab train --workdir={workdir}` makes one")
     config = default()
-    with config.unlocked():
-        config.update(_tuples(json.loads(path.read_text())))
+    try:
+        with config.unlocked():
+            config.update(_tuples(_read_config(folder)))
+    except TypeError as error:
+        raise ValueError(f"{folder / 'config.json'} does not fit this version of rope_lab: {error}") from error
     return config
+
+
+def _read_config(folder: Path) -> dict:
+    path = folder / "config.json"
+    try:
+        return json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is damaged ({error}); choose another --workdir, or bring the file back") from error
 
 
 def _reject_difference(folder: Path, held: dict, wanted: dict) -> None:
@@ -95,13 +110,18 @@ def _spectrum(config: Config) -> dict:
 
 
 def _versions() -> dict:
-    here = Path(rope_lab.__file__).parent
+    here = str(Path(rope_lab.__file__).parent)
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        git = subprocess.run(["git", "-C", str(here), "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+        git("ls-files", "--error-unmatch", "__init__.py")  # a wheel inside somebody's repository is none of its files
+        revision = git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
-        git = None  # installed from a wheel, or no git here
+        revision = None
     packages = {name: importlib.metadata.version(name) for name in PACKAGES}
-    return {"rope_lab": rope_lab.__version__, "git_revision": git, "python": platform.python_version(), **packages}
+    return {"rope_lab": rope_lab.__version__, "git_revision": revision, "python": platform.python_version(), **packages}
 
 
 def _write(path: Path, content: dict) -> None:

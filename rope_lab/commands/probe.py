@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from rope_lab.assembly import assemble, load_params
+from rope_lab.assembly import assemble, load_params, past_the_wall
 from rope_lab.config import resolve
 from rope_lab.runs import open_config
 from rope_lab.train.loop import save_probe_arrays
@@ -27,7 +27,8 @@ def run(args: argparse.Namespace) -> int:
     params, step = load_params(folder, args.step, assembly.trainable)
     table = Table("probe", "metric", "value", title=f"{args.workdir}, step {step}")
     for name, probe in assembly.probes.items():
-        scalars, arrays = probe(params)
+        with past_the_wall(f"probe {name}"):
+            scalars, arrays = probe(params)
         save_probe_arrays(folder, name, step, arrays)
         for metric, value in scalars.items():
             table.add_row(name, metric, f"{value:,.4g}")

@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from rope_lab.assembly import assemble, first_state
+from rope_lab.assembly import assemble, check_origin, first_state, past_the_wall
 from rope_lab.config import load, resolve
 from rope_lab.runs import open_run
 from rope_lab.train.loop import train
@@ -45,8 +45,9 @@ def train_from_config(config: ConfigDict, workdir: str) -> Path:
     """
     checked = resolve(config)
     assembly = assemble(checked)
+    check_origin(checked, workdir)
     folder = open_run(workdir, config)
-    try:
+    with past_the_wall(f"training in {folder}"):
         train(
             folder,
             trainable=assembly.trainable,
@@ -60,8 +61,6 @@ def train_from_config(config: ConfigDict, workdir: str) -> Path:
             probes=assembly.probes,
             probe_every_steps=checked.probes.every_steps,
         )
-    except ValueError as error:  # past the wall it is our fault, not bad input
-        raise RuntimeError(f"training failed in {folder}") from error
     return folder
 
 
