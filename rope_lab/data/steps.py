@@ -74,15 +74,14 @@ class LocalExecutor(LocalPipelineExecutor):
             try:
                 for done in as_completed([pool.submit(self._run_for_rank, rank) for rank in range(self.tasks)]):
                     done.result()
-            except BrokenProcessPool:
-                raise ValueError(
-                    f"workers={self.workers}: one was killed, most likely for want of memory; give the same command with fewer --workers"
-                ) from None
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
+            except BaseException as error:
+                # The pool would let the other tasks finish; and one whose worker dies while it starts the next forgets that next one.
                 for worker in set(multiprocessing.active_children()) - others:
                     worker.terminate()
-                raise
+                if not isinstance(error, BrokenProcessPool):
+                    raise
+                reason = "one was killed, most likely for want of memory; give the same command with fewer --workers"
+                raise ValueError(f"workers={self.workers}: {reason}") from None
 
 
 def _set_log(on: bool) -> None:

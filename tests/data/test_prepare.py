@@ -130,13 +130,33 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.M
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def test_nothing_shows_until_the_last_source_is_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from rope_lab.data import prepare as module
+    from rope_lab.data import steps
+
+    path = write_lines(tmp_path / "mixed.jsonl", [named("book", "a"), named("web", "b")])
+
+    class Interrupted(module.StoreWriter):
+        def __enter__(self) -> module.StoreWriter:
+            if self._source == "web":
+                raise KeyboardInterrupt
+            return super().__enter__()
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(module, "StoreWriter", Interrupted)
+        prepare([path], tmp_path / "out", workers=1, progress=False)
+    assert not (tmp_path / "out").exists()
+    monkeypatch.delattr(steps, "read_lines")  # no need to read anything again
+    assert list(prepare([path], tmp_path / "out", workers=1, progress=False)) == ["book", "web"]
+
+
 def test_a_killed_worker_does_not_keep_the_command_waiting(tmp_path: Path):
     inputs = [write_lines(tmp_path / f"{k}.jsonl", [{"text": text} for text in sample_texts(4)]) for k in range(4)]
 
     def kill_one() -> None:
-        while not (workers := multiprocessing.active_children()):
+        while not (making := list((tmp_path / "out.partial").glob("parts/.*"))):
             time.sleep(0.01)
-        os.kill(workers[0].pid, signal.SIGKILL)
+        os.kill(int(making[0].suffix[1:]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_one)
     killer.start()
