@@ -37,7 +37,7 @@ PAPER_TABLE_2 = {
 _GAP_SHARE = 64  # the widest unproved step below the infimum is resolution / 64
 _WIDEST_CELL = 0.25
 _FEW, _MANY = 30, 120  # distances left open in a cell: the next one is made wider, this one narrower
-_SHORT, _LONG = 2**15, 2**22  # distances searched at a time: few when one witness will do, many when all must be cleared
+_SHORT, _MIDDLE, _LONG = 2**15, 2**18, 2**22  # distances taken at a time: few if one witness will do, many if all must be cleared
 _LARGEST_LOG_BASE = 690.0  # float64 ends at exp(709)
 
 
@@ -145,7 +145,7 @@ def base_bound(
         base_range=(lowest, highest),
         infimum=None if first is None else math.exp(first),
         stable=None if stable is None else math.exp(stable),
-        intervals=_runs(search, first, stable, high, highest, resolution) if intervals else None,
+        intervals=_runs(BaseSearch(head_dim, length, _MIDDLE), first, stable, high, highest, resolution) if intervals else None,
         guarantee=Guarantee(
             infimum="proved",
             widest_gap=widest_gap,
@@ -232,8 +232,8 @@ def _runs(
         return ()
     end = high if stable is None else stable
     runs: list[list[float]] = []
-    x, witnesses, valid_before = first, np.empty(0, dtype=np.int64), False
-    while x < end:
+    step, witnesses, valid_before = 0, np.empty(0, dtype=np.int64), False
+    while (x := first + step * resolution) < end:
         reach = search.reach(x, witnesses)
         if reach <= 0:
             witnesses = search.witnesses(x)
@@ -244,7 +244,7 @@ def _runs(
         elif valid:
             runs.append([x, x])
         valid_before = valid
-        x += max(reach, resolution)
+        step += max(math.ceil(reach / resolution), 1)
     closed = [(math.exp(a), math.exp(b)) for a, b in runs]
     return (*closed, (math.exp(stable), highest)) if stable is not None else tuple(closed)
 
