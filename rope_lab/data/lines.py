@@ -86,8 +86,13 @@ def find_inputs(inputs: Sequence[str]) -> list[InputFile]:
     ]
 
 
+def _open(path: str) -> Any:
+    """The bytes of a local or fsspec path; a context."""
+    return fsspec.open(path, "rb")
+
+
 def _edges_digest(path: str, size: int) -> str:
-    with fsspec.open(path, "rb") as file:
+    with _open(path) as file:
         head = file.read(_CHUNK_BYTES)
         file.seek(max(size - _CHUNK_BYTES, 0))
         return hashlib.sha256(head + file.read(_CHUNK_BYTES)).hexdigest()
@@ -118,7 +123,7 @@ def read_lines(path: str, on_read: Callable[[int], None] = lambda _: None) -> It
     Raises:
       ValueError: the file is not of the kind its name says, is corrupt, or ends early.
     """
-    with fsspec.open(path, "rb") as file:
+    with _open(path) as file:
         rest = b""
         for block in _unpacked(file, path, on_read):
             *lines, rest = (rest + block).split(b"\n")

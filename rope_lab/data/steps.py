@@ -96,7 +96,9 @@ def _start_worker(verbose: bool) -> None:
 
 def _end_with_parent() -> None:
     """A worker whose command was killed would otherwise wait for work for ever."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
     os._exit(1)
 
 

@@ -91,8 +91,7 @@ def test_tasks_and_workers_do_not_show(corpus: tuple[str, dict[str, list[str]]],
 def test_inputs_off_the_local_disk(tmp_path: Path):
     import fsspec
 
-    with fsspec.open("memory://corpus/train_web.jsonl.gz", "wb") as file:
-        file.write(gzip.compress(b'{"text": "remote"}\n'))
+    fsspec.filesystem("memory").pipe_file("corpus/train_web.jsonl.gz", gzip.compress(b'{"text": "remote"}\n'))
     prepare(["memory://corpus/*.jsonl.gz"], tmp_path / "out", workers=1, progress=False)
     assert read_back(open_sources(tmp_path / "out")["web"]) == ["remote"]
 
@@ -142,9 +141,10 @@ def test_nothing_shows_until_the_last_source_is_merged(tmp_path: Path, monkeypat
                 raise KeyboardInterrupt
             return super().__enter__()
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(module, "StoreWriter", Interrupted)
-        prepare([path], tmp_path / "out", workers=1, progress=False)
+        with pytest.raises(KeyboardInterrupt):
+            prepare([path], tmp_path / "out", workers=1, progress=False)
     assert not (tmp_path / "out").exists()
     monkeypatch.delattr(steps, "read_lines")  # no need to read anything again
     assert list(prepare([path], tmp_path / "out", workers=1, progress=False)) == ["book", "web"]
@@ -206,6 +206,9 @@ def test_a_run_waits_for_another_in_the_same_place(tmp_path: Path):
         subprocess.Popen([sys.executable, "-c", hold], stdin=pipe, stdout=pipe, text=True) as holder,
         subprocess.Popen([sys.executable, "-c", f"input(); {script}"], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as waiter,
     ):
+        assert holder.stdout
+        assert waiter.stdin
+        assert waiter.stderr
         assert holder.stdout.readline() == "held\n"
         waiter.stdin.write("go\n")
         waiter.stdin.flush()
@@ -261,22 +264,19 @@ def test_bad_lines_are_skipped_and_counted_when_asked(tmp_path: Path, capsys: py
 
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize(
-    ("name", "content", "problem"),
+    ("content", "problem"),
     [
-        ("a.jsonl.zst", BROKEN, r"a.jsonl.zst:2: broken JSON line \(.*\); mend it, or skip such lines with --skip-bad"),
-        ("a.jsonl", b'{"text": "not packed"}\n', None),
+        (zstandard.compress(b'{"text": "a"}\n{"text": "b\n'), r"a.jsonl.zst:2: broken JSON line \(.*\); mend it, or skip such lines"),
+        (b'{"text": "never packed"}\n', r"a.jsonl.zst is not a zstd file, or a corrupt one \(.*\): rename it or download it again"),
     ],
+    ids=["line", "file"],
 )
 def test_one_line_reaches_the_user_from_any_process(
-    tmp_path: Path, capfd: pytest.CaptureFixture, workers: int, name: str, content: list | bytes, problem: str | None
+    tmp_path: Path, capfd: pytest.CaptureFixture, workers: int, content: bytes, problem: str
 ):
     good = write_lines(tmp_path / "good.jsonl", [{"text": "fine"}])
-    if problem is None:
-        path = tmp_path / "a.jsonl.zst"
-        path.write_bytes(content)
-        problem = r"a.jsonl.zst is not a zstd file, or a corrupt one \(.*\): rename it or download it again"
-    else:
-        path = Path(write_lines(tmp_path / name, content))
+    path = tmp_path / "a.jsonl.zst"
+    path.write_bytes(content)
     with pytest.raises(ValueError, match=problem) as caught:
         prepare([good, str(path)], tmp_path / "out", workers=workers, progress=False)
     assert "\n" not in str(caught.value)

@@ -70,13 +70,11 @@ def test_info_and_offsets_are_those_of_the_documents(store: TokenStore, document
     assert [store.document(k).tolist() for k in (0, 1, 4, len(documents) - 1)] == [documents[k] for k in (0, 1, 4, -1)]
 
 
-@pytest.mark.parametrize(("start", "length"), [(-1, 4), ("last", 5), (0, "all")])
-def test_a_row_outside_the_store_is_refused(store: TokenStore, start: int | str, length: int | str):
+def test_a_row_outside_the_store_is_refused(store: TokenStore):
     total = store.info.num_tokens
-    start = total - 4 if start == "last" else start
-    length = total + 1 if length == "all" else length
-    with pytest.raises(ValueError, match=rf"^start={start} with length={length} reaches outside .* of {total} tokens"):
-        store.read(np.array([0, start]), length)
+    for start, length in ((-1, 4), (total - 4, 5), (0, total + 1)):
+        with pytest.raises(ValueError, match=rf"^start={start} with length={length} reaches outside .* of {total} tokens"):
+            store.read(np.array([0, start]), length)
 
 
 def test_a_store_travels_to_another_process_before_and_after_use(store: TokenStore):
