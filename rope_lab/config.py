@@ -227,6 +227,8 @@ def _build(kind: type, config: Any, path: str) -> Any:
 
 def _build_rotary(config: Any) -> AbstractPositionEncoding:
     _reject_unknown(config, _rotary_fields(), "rotary")
+    if "variant" not in config:
+        raise ValueError("config key rotary.variant is missing; start from rope_lab.config.default()")
     if config.variant not in VARIANTS:
         near = difflib.get_close_matches(str(config.variant), VARIANTS, 1)
         raise ValueError(
