@@ -14,7 +14,7 @@ from rope_lab.probes.score import Scorer
 @dataclass(frozen=True, kw_only=True)
 class PerplexityConfig:
     """Attributes:
-    windows_per_document: windows of the context length cut from each held-out document, evenly spaced.
+    windows_per_document: windows of the context length cut from each held-out document, evenly spaced; fewer where they would overlap.
     """
 
     windows_per_document: int = 8
@@ -25,7 +25,7 @@ class PerplexityConfig:
 
 
 def held_out_windows(stores: dict[str, TokenStore], length: int, per_document: int) -> tuple[np.ndarray, np.ndarray]:
-    """Windows of `length + 1` tokens, evenly spaced in every document that is long enough.
+    """Windows of `length + 1` tokens, evenly spaced in every document that is long enough, and no token a target twice.
 
     The first starts with the document's separator (BOS); the others begin in mid-text, without one.
 
@@ -39,7 +39,8 @@ def held_out_windows(stores: dict[str, TokenStore], length: int, per_document: i
     for store in stores.values():
         for first, end in zip(store.offsets[:-1], store.offsets[1:], strict=True):
             if end - first > length:
-                starts = np.unique(np.linspace(first, end - length - 1, per_document).astype(np.int64))
+                count = min(per_document, (end - first - 1) // length)
+                starts = np.linspace(first, end - length - 1, count).astype(np.int64)
                 rows.append(store.read(starts, length + 1)[0])
                 documents.append(np.full(len(starts), len(documents)))
     if not rows:
