@@ -1,0 +1,488 @@
+"""The command line as a user meets it: what comes back on bad input, and what the exit code says."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rope_lab.assembly
+import rope_lab.commands.train
+from rope_lab.__main__ import main
+from rope_lab.assembly import checkpoint_steps
+from rope_lab.data.store import write_store
+from rope_lab.data.tokenizer import load_tokenizer
+from rope_lab.metrics import read_metrics
+
+REPO = Path(__file__).parents[1]
+
+SMALL = {
+    "model.num_layers": "1",
+    "model.hidden_size": "16",
+    "model.mlp_size": "16",
+    "model.head_dim": "8",
+    "model.scan_unroll": "1",
+    "train.curriculum": "((64, 2),)",
+    "train.tokens_per_step": "512",
+    "optimizer.warmup_steps": "1",
+    "probes.perplexity.windows_per_document": "1",
+    "probes.retrieval.rows": "8",
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stores of random bytes: `train` and `eval`, one source each; and `words`, in another tokenizer."""
+    folder = tmp_path_factory.mktemp("data")
+    numbers = np.random.default_rng(0)
+    for split, name in (("train", "bytes"), ("eval", "bytes"), ("words", "bpe_8k")):
+        documents = [numbers.integers(0, 256, 1000) for _ in range(4)]
+        write_store(folder / split / "book", documents, source="book", tokenizer=load_tokenizer(name))
+    return folder
+
+
+def small(data: Path, **overrides: str) -> list[str]:
+    """Flags of a run of seconds; `a__b` overrides a field."""
+    fields = SMALL | {"data.path": f"{data}/train", "probes.path": f"{data}/eval"}
+    fields |= {name.replace("__", "."): value for name, value in overrides.items()}
+    return ["--config=configs/tiny.py", *(f"--config.{name}={value}" for name, value in fields.items())]
+
+
+def in_a_process(folder: Path, *arguments: str, code: str | None = None) -> subprocess.CompletedProcess:
+    """`python -m rope_lab ARGUMENTS` in `folder`, on one device, with nothing of the test session in its environment."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")} | {"PYTHONPATH": str(REPO)}
+    command = [sys.executable, *(("-m", "rope_lab") if code is None else ("-c", code)), *arguments]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def everything_in(folder: Path) -> dict[str, float]:
+    return {str(path): path.stat().st_mtime for path in sorted(folder.rglob("*"))}
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two steps, trained by the command itself from a folder that is not the repository's, with a relative workdir."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    done = in_a_process(folder, "train", "--workdir=runs/first", *small(data))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done: runs/first\n"
+    return folder / "runs" / "first"
+
+
+# --- in processes of their own -------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_exits_with_0_and_holds_what_it_promises(run: Path):
+    assert [record["step"] for record in read_metrics(run) if "train/loss_nats" in record] == [1, 2]
+    assert checkpoint_steps(run) == [2]
+    assert {path.name for path in run.iterdir()} == {
+        *("config.json", "spectrum.json", "versions.json", "metrics.jsonl", "tensorboard", "checkpoints", "probes")
+    }
+    assert sorted(str(path.relative_to(run)) for path in run.rglob("*.npz")) == [
+        "probes/perplexity/step_00000002.npz",
+        "probes/retrieval/step_00000002.npz",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "rope-lab: unknown command 'trian'; one of prepare, train, probe"),
+        (
+            ["train", "--config=configs/tiny.py", "--workdir=new", "--config.rotary.variant=ropee"],
+            "rope-lab train: rotary.variant='ropee' is unknown (did you mean 'rope'?); one of rope, pi, ntk, abf, method1, method2, none",
+        ),
+        (
+            ["train", "--config=broken.py", "--workdir=new"],
+            "rope-lab train: config file '{folder}/broken.py', line 2: NameError: name 'bass' is not defined",
+        ),
+    ],
+)
+def test_a_process_given_bad_input_says_one_line_and_exits_with_2(tmp_path: Path, arguments: list[str], message: str):
+    (tmp_path / "broken.py").write_text("def get_config():\n    return bass\n")
+    before = everything_in(tmp_path)
+    done = in_a_process(tmp_path, *arguments)
+    assert (done.stdout, done.stderr) == ("", message.format(folder=tmp_path) + "\n")
+    assert done.returncode == 2
+    assert {key for key in everything_in(tmp_path) if "__pycache__" not in key} == set(before)
+
+
+def test_a_value_error_of_our_own_is_a_traceback_and_exits_with_1(tmp_path: Path, data: Path):
+    broken = """
+import sys
+import rope_lab.commands.train as command
+from rope_lab.__main__ import main
+def train(*args, **kwargs):
+    raise ValueError("shapes do not match")
+command.train = train
+sys.exit(main(sys.argv[1:]))
+"""
+    done = in_a_process(tmp_path, "train", "--workdir=new", *small(data), code=broken)
+    assert done.returncode == 1
+    assert "ValueError: shapes do not match" in done.stderr
+    assert done.stderr.rstrip().splitlines()[-1] == f"RuntimeError: training in {tmp_path}/new failed"
+
+
+# --- bad input, exactly ----------------------------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture, folder: Path, arguments: list[str], message: str) -> None:
+    """The command exits with 2 and says just this; `folder` stays as it was."""
+    before = everything_in(folder)
+    code = main(arguments)
+    told = capsys.readouterr()
+    assert (told.out, told.err) == ("", message + "\n")
+    assert code == 2
+    assert everything_in(folder) == before
+
+
+UNDERSTOOD = "overrides look like --config.rotary.base=1e6"
+SEED = "must lie in 0 .. 2**32 - 1"
+
+OVERRIDES = [
+    # names
+    ("rotary.bse=3", "unknown config key rotary.bse; did you mean 'rotary.base'?"),
+    ("model.hidden=3", "unknown config key model.hidden; did you mean 'model.hidden_size'?"),
+    (
+        "modl.x=3",
+        "unknown config key modl.x; one of checkpoint, data, init, mesh, model, optimizer, probes, rotary, train",
+    ),
+    (
+        "mesh=3",
+        "unknown config key mesh; did you mean 'mesh.fsdp'?",
+    ),
+    ("rotary.base", f"'--config.rotary.base' is not understood; {UNDERSTOOD}"),
+    # types
+    ("rotary.base=abc", "rotary.base=abc must be of type float"),
+    ("rotary.base=(1,)", "rotary.base=(1,) must be of type float"),
+    ("model.num_layers=2.5", "model.num_layers=2.5 must be of type int"),
+    ("model.num_layers=(1, 2)", "model.num_layers=(1, 2) must be of type int"),
+    ("model.num_layers=True", "model.num_layers=True must be of type int"),
+    ("model.num_layers=", "model.num_layers= must be of type int"),
+    ("model.tie_embeddings=maybe", "model.tie_embeddings=maybe must be true or false"),
+    ("model.tie_embeddings=1", "model.tie_embeddings=1 must be true or false"),
+    ("train.curriculum=((64, 2)", "train.curriculum=((64, 2) must be of type tuple"),
+    ("train.curriculum=5", "train.curriculum=5 must be a tuple, such as '(1, 2)', and '(1,)' where it has one entry"),
+    ("train.curriculum=((64, 2))", "train.curriculum[0]=64 must be of type tuple[int, int]"),
+    ("train.curriculum=((64, 2.5),)", "train.curriculum[0][1]=2.5 must be of type int"),
+    ("train.curriculum=((64,),)", "train.curriculum[0]=(64,) must have 2 entries: int, int"),
+    ("data.weights=('book', 1.0)", "data.weights[0]='book' must be of type tuple[str, float]"),
+    (
+        "model.num_heads=None",
+        "model.num_heads is not set; it needs a value of type int, e.g. --config.model.num_heads=...",
+    ),
+    # position encodings
+    ("rotary.variant=pi", "rotary.factor is not set; variant 'pi' needs it: --config.rotary.factor=..."),
+    (
+        "rotary.factor=2",
+        "rotary.factor=2.0 means nothing to variant 'rope'; unset it (--config.rotary.factor=None), or choose variant pi or ntk or method2",
+    ),
+    (
+        "rotary.variant=none",
+        "rotary.base=10000.0 means nothing to variant 'none'; unset it (--config.rotary.base=None), "
+        "or choose variant rope or pi or ntk or abf or method1 or method2",
+    ),
+    ("rotary.base=1", "base=1.0 must be a finite number above 1 (10000 in the original RoPE)"),
+    ("rotary.base=nan", "base=nan must be a finite number above 1 (10000 in the original RoPE)"),
+    # model
+    ("model.head_dim=7", "model.head_dim=7 must be even: rotary embeddings turn dimensions in pairs"),
+    ("model.num_layers=0", "model.num_layers=0 must be at least 1"),
+    ("model.num_kv_heads=3", "model.num_heads=2 must be a multiple of model.num_kv_heads=3"),
+    ("model.compute_dtype=float16", "model.compute_dtype='float16' must be 'bfloat16' or 'float32'"),
+    ("model.remat=some", "model.remat='some' must be one of none, dots, full"),
+    (
+        "model.vocab_size=300",
+        "model.vocab_size=300 is too small: the data uses 817 ids (tokenizer 'bytes' and the retrieval surface); "
+        "set --config.model.vocab_size=817 or more",
+    ),
+    # training
+    ("train.curriculum=()", "train.curriculum=() must name at least one (context length, steps) stage"),
+    ("train.curriculum=((64, 0),)", "train.curriculum stage (64, 0) must be (context length of at least 2, at least 1 step)"),
+    ("train.tokens_per_step=500", "train.tokens_per_step=500 must be a multiple of the context length 64"),
+    ("train.tokens_per_step=0", "train.tokens_per_step=0 must be at least 1"),
+    ("train.microbatches=0", "train.microbatches=0 must be at least 1"),
+    ("train.microbatches=3", "train.microbatches=3 must divide the 8 rows of a step at context length 64"),
+    ("train.seed=-1", f"train.seed=-1 {SEED}"),
+    ("data.seed=4294967296", f"data.seed=4294967296 {SEED}"),
+    ("probes.retrieval.seed=-1", f"probes.retrieval.seed=-1 {SEED}"),
+    ("optimizer.schedule=linear", "optimizer.schedule='linear' must be one of cosine, constant, wsd"),
+    (
+        "optimizer.schedule=wsd",
+        "optimizer.schedule='wsd' with optimizer.decay_steps=None: 'wsd' needs decay_steps, the others none",
+    ),
+    (
+        "optimizer.decay_steps=5",
+        "optimizer.schedule='cosine' with optimizer.decay_steps=5: 'wsd' needs decay_steps, the others none",
+    ),
+    ("optimizer.peak_learning_rate=0", "optimizer.peak_learning_rate=0.0 must be above 0"),
+    ("optimizer.warmup_steps=3", "optimizer: warm-up and decay take 3 steps, more than the run's 2 (train.curriculum)"),
+    # devices
+    ("mesh.fsdp=3", "mesh.data=-1 x mesh.fsdp=3 x mesh.tensor=1 must equal the 8 devices here"),
+    ("mesh.data=0", "mesh.data=0 must be at least 1 (mesh.data may be -1: what is left)"),
+    (
+        "train.tokens_per_step=256",
+        "train.tokens_per_step=256 gives 4 rows at context length 64, which mesh.data x mesh.fsdp x train.microbatches = 8 does not divide",
+    ),
+    # data
+    ("data.path=nowhere", "folder='nowhere' holds no token store; prepare one: rope-lab prepare FILES --out nowhere"),
+    ("data.weights=(('bok', 1),)", "data.weights names bok, but the data folder has book"),
+    ("data.weights=(('book', -1),)", "data.weights=(('book', -1.0),) must be non-negative shares with a positive sum"),
+    (
+        "data.retrieval.max_records=40",
+        "data.retrieval.max_records=40 must not exceed num_keys=32: a key is used once a row",
+    ),
+    # checkpoints and probes
+    ("checkpoint.every_steps=0", "checkpoint.every_steps=0 must be at least 1"),
+    ("checkpoint.keep_last=0", "checkpoint.keep_last=0 must be at least 1"),
+    ("checkpoint.keep_every_steps=7", "checkpoint.keep_every_steps=7 must be a multiple of every_steps=200"),
+    ("probes.every_steps=0", "probes.every_steps=0 must be at least 1"),
+    ("probes.length=4", "probes.length=4 must be at least 16 tokens"),
+    (
+        "probes.length=5000",
+        "no held-out document has 5001 tokens; set probes.length lower, or probes.path to longer documents",
+    ),
+    ("probes.path=nowhere", "folder='nowhere' holds no token store; prepare one: rope-lab prepare FILES --out nowhere"),
+    ("probes.perplexity.windows_per_document=0", "probes.perplexity.windows_per_document=0 must be at least 1"),
+    ("probes.retrieval.rows=0", "probes.retrieval.rows=0 must be at least 1"),
+    ("probes.retrieval.threshold=2", "probes.retrieval.threshold=2.0 must lie in (0, 1]: it is an accuracy"),
+    ("probes.retrieval.edges=(32, 16)", "probes.retrieval.edges=(32, 16) must increase"),
+    ("probes.retrieval.edges=(16, 64, 99)", "probes.retrieval.edges=(16, 64, 99) must lie within the distances 1 .. 63"),
+    # forks
+    ("init.step=3", "init.step=3 needs init.from, the run folder it is a step of"),
+    (
+        "init.from=nowhere",
+        "workdir 'nowhere' holds no run (no config.json); `rope-lab train --workdir=nowhere` makes one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("override", "message"), OVERRIDES, ids=[override for override, _ in OVERRIDES])
+def test_an_override_that_cannot_be(
+    override: str, message: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["train", "--workdir=new", *small(data), f"--config.{override}"]
+    refused(capsys, tmp_path, arguments, f"rope-lab train: {message}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trian"], "rope-lab: unknown command '--trian'; one of prepare, train, probe"),
+        (["train"], "rope-lab train: the following arguments are required: --config, --workdir; see rope-lab train --help"),
+        (["train", "--config=tiny.py"], "rope-lab train: the following arguments are required: --workdir; see rope-lab train --help"),
+        (
+            ["train", "--config=tiny.py", "--workdir"],
+            "rope-lab train: argument --workdir: expected one argument; see rope-lab train --help",
+        ),
+        (["train", "--config=tiny.py", "--workdir=new", "junk"], f"rope-lab train: 'junk' is not understood; {UNDERSTOOD}"),
+        (["train", "--config=tiny.py", "--workdir=new", "--foo=1"], f"rope-lab train: '--foo=1' is not understood; {UNDERSTOOD}"),
+        (
+            ["train", "--config=tiny.py", "--workdir=new", "--confg.rotary.base=1"],
+            f"rope-lab train: '--confg.rotary.base=1' is not understood; {UNDERSTOOD}",
+        ),
+        (
+            ["train", "--config=tiny.py", "--workdir=new", "--distributed=here"],
+            "rope-lab train: --distributed='here' must be 'auto' or HOST:PORT,NUMBER_OF_PROCESSES,INDEX_OF_THIS_ONE",
+        ),
+        (
+            ["train", "--config=missing.py", "--workdir=new"],
+            "rope-lab train: config file 'missing.py' does not exist; rope_lab comes with configs/llama_2b.py, configs/llama_350m.py, "
+            "configs/llama_60m.py, configs/llama_7b.py, configs/tiny.py",
+        ),
+        (["probe"], "rope-lab probe: the following arguments are required: --workdir; see rope-lab probe --help"),
+        (["probe", "--workdir=new", "junk"], "rope-lab probe: 'junk' is not understood; see rope-lab probe --help"),
+        (
+            ["probe", "--workdir=new", "--config.rotary.base=2"],
+            "rope-lab probe: '--config.rotary.base=2' is not understood; see rope-lab probe --help",
+        ),
+        (
+            ["probe", "--workdir=new", "--step=last"],
+            "rope-lab probe: argument --step: invalid int value: 'last'; see rope-lab probe --help",
+        ),
+        (
+            ["probe", "--workdir=new"],
+            "rope-lab probe: workdir 'new' holds no run (no config.json); `rope-lab train --workdir=new` makes one",
+        ),
+        (["prepare", "a.jsonl"], "rope-lab prepare: the following arguments are required: --out; see rope-lab prepare --help"),
+        (["prepare", "--out=new", "--foo"], "rope-lab prepare: '--foo' is not understood; see rope-lab prepare --help"),
+        (
+            ["prepare", "--out=new", "--workers=two"],
+            "rope-lab prepare: argument --workers: invalid int value: 'two'; see rope-lab prepare --help",
+        ),
+        (
+            ["prepare", "--out=new", "--source=book"],
+            "rope-lab prepare: source='book' means nothing for the shipped sample: give INPUTS, or leave it out",
+        ),
+        (
+            ["prepare", "missing.jsonl", "--out=new"],
+            "rope-lab prepare: input='missing.jsonl' names no file: "
+            "give files, globs or folders of .jsonl, .jsonl.gz, .jsonl.zst, .json.gz",
+        ),
+    ],
+)
+def test_arguments_that_no_command_knows(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    refused(capsys, tmp_path, arguments, message)
+
+
+@pytest.mark.parametrize(
+    ("workdir", "reason"),
+    [
+        ("notes", "is not empty and holds no run (no config.json)"),
+        ("file", "cannot be made (File exists)"),
+        ("file/run", "cannot be made (Not a directory)"),
+    ],
+)
+def test_a_workdir_that_cannot_be_a_run_folder(
+    workdir: str, reason: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "today.txt").write_text("mine")
+    refused(
+        capsys,
+        tmp_path,
+        ["train", f"--workdir={workdir}", *small(data)],
+        f"rope-lab train: workdir {workdir!r} {reason}; choose another folder",
+    )
+
+
+def test_a_workdir_of_another_config_names_what_differs(run: Path, data: Path, capsys: pytest.CaptureFixture):
+    flags = small(data, rotary__base="100", optimizer__b1="0.8", checkpoint__keep_every_steps="400")
+    refused(
+        capsys,
+        run.parent,
+        ["train", f"--workdir={run}", *flags],
+        f"rope-lab train: workdir {str(run)!r} holds a run with another config: checkpoint.keep_every_steps is None there, 400 here; "
+        "optimizer.b1 is 0.9 there, 0.8 here; rotary.base is 10000.0 there, 100.0 here; choose another --workdir, or the same config",
+    )
+
+
+def test_data_and_probes_in_different_tokenizers(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    refused(
+        capsys,
+        tmp_path,
+        ["train", f"--workdir={tmp_path}/new", *small(data, probes__path=f"{data}/words")],
+        f"rope-lab train: probes.path='{data}/words' was prepared with tokenizer 'bpe_8k', the training data with 'bytes'",
+    )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"model.num_layers": "2", "model.mlp_size": "32"},
+            "holds another model: model.num_layers is 1 there, 2 here; model.mlp_size is 16 there, 32 here; set them alike",
+        ),
+        ({"init.step": "1"}, "with init.step=1: choose one of the steps it has: [2]"),
+    ],
+)
+def test_a_fork_of_what_is_not_there(
+    overrides: dict[str, str], message: str, run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+):
+    flags = [f"--config.{name}={value}" for name, value in overrides.items()]
+    refused(
+        capsys,
+        tmp_path,
+        ["train", f"--workdir={tmp_path}/new", *small(data), f"--config.init.from={run}", *flags],
+        f"rope-lab train: init.from={str(run)!r} {message}",
+    )
+
+
+def test_a_step_that_was_never_saved_cannot_be_probed(run: Path, capsys: pytest.CaptureFixture):
+    refused(capsys, run, ["probe", f"--workdir={run}", "--step=1"], f"rope-lab probe: {run} has no checkpoint of step 1; it has [2]")
+
+
+# --- exit codes ------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
+def test_help_names_every_command_and_exits_with_0(arguments: list[str], capsys: pytest.CaptureFixture):
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    assert told.err == ""
+    assert [line.split()[0] for line in told.out.splitlines()[2:]] == ["prepare", "train", "probe"]
+
+
+def test_probing_a_checkpoint_exits_with_0_and_prints_every_metric(run: Path, capsys: pytest.CaptureFixture):
+    trained = {name: value for record in read_metrics(run) for name, value in record.items() if name.startswith("probe/")}
+    assert main(["probe", f"--workdir={run}", "--step=2"]) == 0
+    told = capsys.readouterr().out
+    assert f"{trained['probe/perplexity/loss_nats']:,.4g}" in told  # the checkpoint's parameters, not fresh ones
+    for name in trained:
+        if not name.endswith("/seconds"):
+            assert name.split("/")[2] in told
+
+
+@pytest.fixture(scope="module")
+def diverged(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess]:
+    """A run whose parameters leave float32 after a few steps, and what its process said."""
+    folder = tmp_path_factory.mktemp("diverged")
+    overrides = {"optimizer__peak_learning_rate": "1e30", "optimizer__warmup_steps": "0", "checkpoint__every_steps": "1"}
+    return folder / "run", in_a_process(folder, "train", "--workdir=run", *small(data, train__curriculum="((64, 8),)", **overrides))
+
+
+def test_a_loss_that_is_no_number_exits_with_1_and_saves_nothing_more(diverged: tuple[Path, subprocess.CompletedProcess]):
+    run, done = diverged
+    assert done.returncode == 1
+    step = 1 + max(record["step"] for record in read_metrics(run))
+    assert 1 < step < 8
+    message = (
+        f"rope-lab train: train/loss_nats=nan at step {step}: stopped, nothing saved since the last checkpoint; "
+        "lower optimizer.peak_learning_rate or look at the batch"
+    )
+    assert message in done.stderr.splitlines()
+    saved = checkpoint_steps(run)
+    assert saved
+    assert max(saved) < step
+
+
+@pytest.mark.xfail(reason="the save that is under way when the loss turns bad is not waited for, and Orbax complains at exit")
+def test_a_diverged_run_leaves_no_traceback(diverged: tuple[Path, subprocess.CompletedProcess]):
+    assert "Traceback" not in diverged[1].stderr
+
+
+@pytest.mark.parametrize("fault", [ValueError("shapes do not match"), FileNotFoundError("checkpoint part"), KeyError("name")])
+def test_a_fault_inside_training_is_never_told_as_bad_input(fault: Exception, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*arguments, **settings):
+        raise fault
+
+    monkeypatch.setattr(rope_lab.commands.train, "train", broken)
+    with pytest.raises((RuntimeError, KeyError)) as told:
+        main(["train", f"--workdir={tmp_path}/new", *small(data)])
+    assert fault in (told.value, told.value.__cause__)
+
+
+def test_a_fault_inside_a_probe_is_never_told_as_bad_input(run: Path, monkeypatch: pytest.MonkeyPatch):
+    def broken(*arguments):
+        raise ValueError("shapes do not match")
+
+    monkeypatch.setattr(rope_lab.assembly, "make_probes", lambda *arguments: {"perplexity": broken})
+    with pytest.raises(RuntimeError, match="probe perplexity failed"):
+        main(["probe", f"--workdir={run}"])
+
+
+def test_a_fork_starts_from_the_other_runs_parameters_and_outlives_it(
+    run: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    origin = tmp_path / "origin"
+    origin.mkdir()
+    (origin / "config.json").write_bytes((run / "config.json").read_bytes())
+    arguments = ["train", f"--workdir={tmp_path}/new", *small(data), f"--config.init.from={origin}"]
+    refused(
+        capsys,
+        tmp_path,
+        arguments,
+        f"rope-lab train: init.from={str(origin)!r} with init.step=None: choose one of the steps it has: none yet",
+    )
+    (origin / "checkpoints").symlink_to(run / "checkpoints")
+    monkeypatch.setattr(rope_lab.commands.train, "train", lambda *_, first_state, **__: first_state())
+    assert main(arguments) == 0
+    assert json.loads((tmp_path / "new" / "config.json").read_text())["init"]["from"] == str(origin)
