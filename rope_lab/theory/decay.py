@@ -25,6 +25,7 @@ MAX_LENGTH = 2**26
 """Longest distance accepted: integers up to it times the upper half of a frequency are exact in float64."""
 
 _BLOCK_ROWS = 64
+_PIECE = 2**18  # multiplications; OpenBLAS wakes its threads for more
 
 
 def similarity_gap(theta: np.ndarray, distances: np.ndarray) -> np.ndarray:
@@ -46,7 +47,7 @@ def similarity_gap(theta: np.ndarray, distances: np.ndarray) -> np.ndarray:
     """
     theta = check_theta(theta)
     distances = np.asarray(distances, dtype=np.float64)
-    return np.cos(distances[..., None] * theta).sum(axis=-1)
+    return np.asarray(np.cos(distances[..., None] * theta).sum(axis=-1))
 
 
 def context_bound(theta: np.ndarray, limit: int = 2**20) -> int:
@@ -103,7 +104,7 @@ class Violations:
       count: how many of them have B_m < 0.
       intervals: runs of such distances in rising order, each `(first, last)`, both included.
       worst_gap: the smallest B_m over all distances.
-      worst_distance: the smallest distance at which it is reached, tokens.
+      worst_distance: where it is reached, tokens; of distances equal but for rounding, one.
     """
 
     length: int
@@ -165,7 +166,7 @@ def score_bound(theta: np.ndarray, distances: np.ndarray) -> np.ndarray:
     Source: Men et al., arXiv:2405.14591, Eq. 14, after Su et al., "RoFormer", arXiv:2104.09864, section 3.4.3.
     """
     phases = np.asarray(distances, dtype=np.float64)[..., None] * check_theta(theta)
-    return np.hypot(np.cos(phases).cumsum(axis=-1), np.sin(phases).cumsum(axis=-1)).sum(axis=-1)
+    return np.asarray(np.hypot(np.cos(phases).cumsum(axis=-1), np.sin(phases).cumsum(axis=-1)).sum(axis=-1))
 
 
 def gap_blocks(theta: np.ndarray, length: int) -> Iterator[tuple[int, np.ndarray]]:
@@ -176,13 +177,29 @@ def gap_blocks(theta: np.ndarray, length: int) -> Iterator[tuple[int, np.ndarray
       length: tokens.
     """
     width = max(1, math.isqrt(length))
-    fine = np.arange(width, dtype=np.float64) * theta[:, None]
-    fine = np.concatenate([np.cos(fine), np.sin(fine)])
+    fine = np.arange(width, dtype=np.float64)[:, None] * theta
+    fine = np.concatenate([np.cos(fine), np.sin(fine)], axis=1)
     for start in range(0, length + 1, width * _BLOCK_ROWS):
         rows = np.arange(start, min(start + width * _BLOCK_ROWS, length + 1), width, dtype=np.float64)
         coarse = rows[:, None] * theta
-        values = np.concatenate([np.cos(coarse), -np.sin(coarse)], axis=1) @ fine
+        values = outer_product(np.concatenate([np.cos(coarse), -np.sin(coarse)], axis=1), fine)
         yield start, values.reshape(-1)[: length + 1 - start]
+
+
+def outer_product(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+    """`rows @ columns.T`, in pieces small enough to stay on the calling thread.
+
+    The products here take microseconds. Threads that wait for each other on a shared machine make milliseconds of them.
+    """
+    inner = rows.shape[1]
+    width = max(1, min(64, _PIECE // (32 * inner)))
+    whole = len(rows) - len(rows) % 32
+    product = np.empty((len(rows), len(columns)), dtype=rows.dtype)
+    for start in range(0, len(columns), width):
+        piece = columns[start : start + width].T
+        np.matmul(rows[:whole].reshape(-1, 32, inner), piece, out=product[:whole].reshape(-1, 32, len(columns))[..., start : start + width])
+        np.matmul(rows[whole:], piece, out=product[whole:, start : start + width])
+    return product
 
 
 def negative_distances(theta: np.ndarray, distances: np.ndarray, values: np.ndarray) -> np.ndarray:

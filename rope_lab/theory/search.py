@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from rope_lab.rotary import inverse_powers
-from rope_lab.theory.decay import negative_distances, rounding
+from rope_lab.theory.decay import negative_distances, outer_product, rounding
 
 EDGE = 1e-8
 """Log base: where B_m is this close to a change of sign, a cell of bases is halved no more."""
@@ -110,7 +110,7 @@ class BaseSearch:
         first_centre = low + half_block
         starts = first_centre + block * width * np.arange(-(-blocks // width))
         slow = theta[fast:]
-        rest = (_rows(slow, starts, single=True) @ _rows(slow, block * np.arange(width), -1, single=True).T).reshape(-1)[:blocks]
+        rest = outer_product(_rows(slow, starts, single=True), _rows(slow, block * np.arange(width), -1, single=True)).reshape(-1)[:blocks]
         drift = high * half_width * float(self.rates[fast:] @ self.theta(x - half_width)[fast:])
         single = len(theta) * (2 * len(theta) + 16) * 2.0**-23  # the rounding of the product in float32
         centres = first_centre + block * np.flatnonzero(rest < fast + half_block * slow.sum() + drift + single)
@@ -121,8 +121,8 @@ class BaseSearch:
         crossed = np.concatenate([-turn[:, len(theta) :] * weights, turn[:, : len(theta)] * weights], axis=1)
         distances = centres[:, None] + offsets
         inside = distances < high
-        slopes = distances * (near @ crossed.T)
-        return distances[inside], (near @ turn.T)[inside], slopes[inside]
+        slopes = distances * outer_product(near, crossed)
+        return distances[inside], outer_product(near, turn)[inside], slopes[inside]
 
 
 def _rows(theta: np.ndarray, distances: np.ndarray, sign: int = 1, *, single: bool = False) -> np.ndarray:
@@ -161,7 +161,7 @@ def _plan(head_dim: int, low: int, high: int, x: float, half_width: float) -> tu
     sigmas = np.maximum((tail(means)[fast] - slack) / np.sqrt(tail(variances)[fast]), 0.0)
     share = np.where(sigmas > 0, 0.5 * np.exp(-sigmas * (0.717 + 0.416 * sigmas)), 1.0)
     blocks = (high - low) / (2 * _HALF_BLOCKS + 1)
-    coarse = blocks * (0.12 * (pairs - fast) + 1.5) + 32 * np.sqrt(blocks) * (pairs - fast)
-    close = share * blocks * pairs * (25 + 0.3 * (2 * _HALF_BLOCKS + 1))
+    coarse = blocks * (0.16 * (pairs - fast) + 1.5) + 32 * np.sqrt(blocks) * (pairs - fast)
+    close = share * blocks * pairs * (25 + 0.6 * (2 * _HALF_BLOCKS + 1))
     best = np.unravel_index(np.argmin(coarse + close), share.shape)
     return int(best[0]), int(_HALF_BLOCKS[best[1]])
