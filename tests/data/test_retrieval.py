@@ -38,6 +38,7 @@ def check_planted(surface: str, rows: int, length: int, seed: int) -> int:
     wanted = rng.integers(shortest, longest + 1, (rows, Q)).astype(np.int32)
     planted = plant(windows, wanted, rng.random((rows, 2 * Q + K)), made)
     assert planted.tokens.dtype == np.int32
+    assert planted.query_end.min() >= -1
     standing = 0
     for row in range(rows):
         read = read_row(planted.tokens[row].tolist(), surface, K, V)

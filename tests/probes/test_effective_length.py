@@ -42,6 +42,20 @@ def test_the_interval_shows_what_is_uncertain():
     assert effective_length(LENGTHS, outcomes([1, 0.86, 0.84, 0], 100), 0.85) == few
 
 
+@pytest.mark.parametrize(
+    ("accuracies", "low", "high"),
+    [
+        ([1, 0.90, 0, 0], 256, 512),  # a redraw fails at 512 with probability .040
+        ([1, 0.92, 0, 0], 512, 512),  # .006
+        ([1, 0.78, 0, 0], 256, 512),  # a redraw passes with probability .055
+        ([1, 0.74, 0, 0], 256, 256),  # .006
+    ],
+)
+def test_each_end_leaves_a_fortieth_outside(accuracies: list[float], low: int, high: int):
+    result = effective_length(LENGTHS, outcomes(accuracies, 100), 0.85)
+    assert (result.low, result.high) == (low, high)
+
+
 def test_the_interval_covers_the_truth():
     rng = np.random.default_rng(0)
     accuracy, threshold, trials = [0.99, 0.9, 0.87, 0.6], 0.85, 400
