@@ -60,7 +60,7 @@ def open_config(workdir: str) -> ConfigDict:
     config = default()
     try:
         with config.unlocked():
-            config.update(_tuples(_read_config(folder)))
+            config.update(_read_config(folder))
     except TypeError as error:
         raise ValueError(f"{folder / 'config.json'} does not fit this version of rope_lab: {error}") from error
     return config
@@ -87,13 +87,6 @@ def _leaves(tree: dict, prefix: str = "") -> list[tuple[str, Any]]:
     for key, value in tree.items():
         pairs += _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else [(prefix + key, value)]
     return pairs
-
-
-def _tuples(value: Any) -> Any:
-    """JSON's lists back to the tuples they were."""
-    if isinstance(value, dict):
-        return {key: _tuples(item) for key, item in value.items()}
-    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
 def _spectrum(config: Config) -> dict:

@@ -195,6 +195,7 @@ HEAD = "from rope_lab.config import default\ndef get_config():\n    config = def
     ("text", "message"),
     [
         ("x = 1\nfoo()\n", ", line 2: NameError: name 'foo' is not defined"),
+        ("def helper():\n    foo()\ndef get_config():\n    helper()\n", ", line 2: NameError: name 'foo' is not defined"),
         ("def get_config(:\n", ", line 1: SyntaxError: invalid syntax"),
         ("import flaxx\n", ", line 1: ModuleNotFoundError: No module named 'flaxx'"),
         ("open('not here')\n", ", line 1: FileNotFoundError: "),
