@@ -52,8 +52,9 @@ def small(data: Path, **overrides: str) -> list[str]:
 
 
 def in_a_process(folder: Path, *arguments: str, code: str | None = None) -> subprocess.CompletedProcess:
-    """`python -m rope_lab ARGUMENTS` in `folder`, on one device, with nothing of the test session in its environment."""
-    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")} | {"PYTHONPATH": str(REPO)}
+    """`python -m rope_lab ARGUMENTS` in `folder`, on one device."""
+    environment = {key: value for key, value in os.environ.items() if key not in ("XLA_FLAGS", "PYTHONPATH")}
+    environment |= {"PYTHONPATH": str(REPO), "XLA_FLAGS": "--xla_backend_optimization_level=0"}  # as in conftest: compile quickly
     command = [sys.executable, *(("-m", "rope_lab") if code is None else ("-c", code)), *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
@@ -421,32 +422,18 @@ def test_probing_a_checkpoint_exits_with_0_and_prints_every_metric(run: Path, ca
             assert name.split("/")[2] in told
 
 
-@pytest.fixture(scope="module")
-def diverged(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess]:
-    """A run whose parameters leave float32 after a few steps, and what its process said."""
-    folder = tmp_path_factory.mktemp("diverged")
+def test_a_loss_that_is_no_number_exits_with_1_and_saves_nothing_more(data: Path, tmp_path: Path):
     overrides = {"optimizer__peak_learning_rate": "1e30", "optimizer__warmup_steps": "0", "checkpoint__every_steps": "1"}
-    return folder / "run", in_a_process(folder, "train", "--workdir=run", *small(data, train__curriculum="((64, 8),)", **overrides))
-
-
-def test_a_loss_that_is_no_number_exits_with_1_and_saves_nothing_more(diverged: tuple[Path, subprocess.CompletedProcess]):
-    run, done = diverged
+    done = in_a_process(tmp_path, "train", "--workdir=run", *small(data, train__curriculum="((64, 8),)", **overrides))
     assert done.returncode == 1
-    step = 1 + max(record["step"] for record in read_metrics(run))
+    step = 1 + max(record["step"] for record in read_metrics(tmp_path / "run"))
     assert 1 < step < 8
-    message = (
+    assert done.stderr.splitlines()[-1] == (
         f"rope-lab train: train/loss_nats=nan at step {step}: stopped, nothing saved since the last checkpoint; "
         "lower optimizer.peak_learning_rate or look at the batch"
     )
-    assert message in done.stderr.splitlines()
-    saved = checkpoint_steps(run)
-    assert saved
-    assert max(saved) < step
-
-
-@pytest.mark.xfail(reason="the save that is under way when the loss turns bad is not waited for, and Orbax complains at exit")
-def test_a_diverged_run_leaves_no_traceback(diverged: tuple[Path, subprocess.CompletedProcess]):
-    assert "Traceback" not in diverged[1].stderr
+    assert "Traceback" not in done.stderr  # the save that was under way is finished, not torn down
+    assert checkpoint_steps(tmp_path / "run")[-1] == step - 1
 
 
 @pytest.mark.parametrize("fault", [ValueError("shapes do not match"), FileNotFoundError("checkpoint part"), KeyError("name")])
