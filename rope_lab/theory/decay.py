@@ -69,9 +69,9 @@ def context_bound(theta: np.ndarray, limit: int = 2**20) -> int:
     """
     theta, limit = check_theta(theta), check_length("limit", limit)
     for start, values in gap_blocks(theta, limit):
-        negative = negative_distances(theta, np.arange(start, start + len(values)), values)
-        if negative.size:
-            return int(negative[0]) - 1
+        negative = is_negative(theta, np.arange(start, start + len(values)), values)
+        if negative.any():
+            return start + int(negative.argmax()) - 1
     return limit
 
 
@@ -129,7 +129,7 @@ def violations(theta: np.ndarray, length: int) -> Violations:
     theta, length = check_theta(theta), check_length("length", length)
     negative, worst = [], (math.inf, 0)
     for start, values in gap_blocks(theta, length):
-        negative.append(negative_distances(theta, np.arange(start, start + len(values)), values))
+        negative.append(start + np.flatnonzero(is_negative(theta, np.arange(start, start + len(values)), values)))
         lowest = int(values.argmin())
         worst = min(worst, (float(values[lowest]), start + lowest))
     distances = np.concatenate(negative)
@@ -202,13 +202,13 @@ def outer_product(rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
     return product
 
 
-def negative_distances(theta: np.ndarray, distances: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Which of the rising `distances` have B_m < 0, given B_m as a matrix product of tables left it; the doubtful ones are redone."""
+def is_negative(theta: np.ndarray, distances: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Which of the distances have B_m < 0, given B_m as a product of tables left it; the doubtful ones are formed again."""
     doubt = rounding(theta, int(distances.max(initial=0)))
-    below = values < doubt
-    sure = (values[below] < -doubt).tolist()
-    kept = [m for m, known in zip(distances[below].tolist(), sure, strict=True) if known or is_negative(theta, m)]
-    return np.array(kept, dtype=np.int64)
+    negative = values < -doubt
+    for place in np.flatnonzero(~negative & (values < doubt)).tolist():
+        negative[place] = is_negative_at(theta, int(distances[place]))
+    return negative
 
 
 def rounding(theta: np.ndarray, length: int) -> float:
@@ -217,7 +217,7 @@ def rounding(theta: np.ndarray, length: int) -> float:
     return float(length * np.abs(theta).sum() * 2.0**-52 + pairs * (2 * pairs + 8) * 2.0**-52)
 
 
-def is_negative(theta: np.ndarray, distance: int) -> bool:
+def is_negative_at(theta: np.ndarray, distance: int) -> bool:
     """Whether B_m < 0 at one integer distance, with an error below `ZERO_PER_PAIR` per pair, within which it counts as zero."""
     terms = []
     for angle in theta.tolist():

@@ -37,7 +37,7 @@ PAPER_TABLE_2 = {
 _GAP_SHARE = 64  # the widest unproved step below the infimum is resolution / 64
 _WIDEST_CELL = 0.25
 _FEW, _MANY = 30, 120  # distances left open in a cell: the next one is made wider, this one narrower
-_SHORT, _MIDDLE, _LONG = 2**15, 2**18, 2**22  # distances taken at a time: few if one witness will do, many if all must be cleared
+_SHORT, _MIDDLE, _LONG = 2**14, 2**18, 2**22  # distances taken at a time: few if one witness will do, many if all must be cleared
 _LARGEST_LOG_BASE = 690.0  # float64 ends at exp(709)
 
 

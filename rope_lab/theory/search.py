@@ -17,7 +17,7 @@ import math
 import numpy as np
 
 from rope_lab.rotary import inverse_powers
-from rope_lab.theory.decay import negative_distances, outer_product, rounding
+from rope_lab.theory.decay import is_negative, outer_product, rounding
 
 EDGE = 1e-8
 """Log base: where B_m is this close to a change of sign, a cell of bases is halved no more."""
@@ -46,21 +46,30 @@ class BaseSearch:
         """Distances with B_m < 0, looked for until they reach far enough; none at all proves the base valid."""
         found = np.empty(0, dtype=np.int64)
         for segment in list(self.segments):
-            distances, gaps, _ = self._candidates(segment, x, 0.0)
-            negative = negative_distances(self.theta(x), distances, gaps)
-            if negative.size:
-                deepest = np.argsort(gaps[np.searchsorted(distances, negative)])[:_POOL]
-                found = np.concatenate([found, negative[deepest]])
+            deepest = self._deepest(segment, x)
+            if deepest.size:
+                found = np.concatenate([found, deepest])
                 self.segments.remove(segment)
                 self.segments.insert(0, segment)
                 if self.reach(x, found) >= reach:
                     break
         return found
 
+    def _deepest(self, segment: tuple[int, int], x: float) -> np.ndarray:
+        """Distances of the segment with B_m < 0, lowest first: the most promising blocks alone if they have any, else all blocks."""
+        centres, half_block = self._open_blocks(segment, x, 0.0)
+        for part in (centres[:_POOL], centres[_POOL:]):
+            distances, gaps, _ = self._formed(part, half_block, segment, x)
+            negative = is_negative(self.theta(x), distances, gaps)
+            if negative.any():
+                return distances[negative][np.argsort(gaps[negative])[:_POOL]]
+        return np.empty(0, dtype=np.int64)
+
     def reach(self, x: float, witnesses: np.ndarray) -> float:
         """How far above `x` the best of these distances is proved to have B_m < 0; 0 if none has it at `x`."""
-        gaps, slopes = self._gaps_and_slopes(np.array([x]), witnesses)
-        depths, slopes, bends = -gaps - self.doubt, slopes + self.doubt * self.length, self._bends(x, witnesses)
+        theta = self.theta(x)
+        gaps, slopes = self._gaps_and_slopes(theta, witnesses)
+        depths, slopes, bends = -gaps - self.doubt, slopes + self.doubt * self.length, self._bends(theta, witnesses)
         negative = depths > 0
         if not negative.any():
             return 0.0
@@ -70,72 +79,80 @@ class BaseSearch:
 
     def near_zero(self, segment: tuple[int, int], x: float, half_width: float) -> np.ndarray:
         """The distances of the segment for which B_m >= 0 is not proved at once for all bases within `half_width` of `x`."""
-        distances, gaps, slopes = self._candidates(segment, x, half_width)
-        return distances[~self._cleared(gaps, slopes, distances, x - half_width, half_width)]
+        distances, gaps, slopes = self._formed(*self._open_blocks(segment, x, half_width), segment, x)
+        return distances[~self._cleared(gaps, slopes, distances, self.theta(x - half_width), half_width)]
 
     def highest_invalid(self, distances: np.ndarray, x: float, half_width: float) -> float:
         """The end of the highest stretch within `half_width` of `x` where one of the distances has B_m < 0; -inf if none has."""
-        x_of, highest, lowest = np.full(len(distances), x), -math.inf, x - half_width
+        x_of, highest, fastest = np.full(len(distances), x), -math.inf, self.theta(x - half_width)
         while distances.size and half_width > EDGE:
             half_width /= 2
             distances, x_of = np.concatenate([distances, distances]), np.concatenate([x_of - half_width, x_of + half_width])
-            gaps, slopes = self._gaps_and_slopes(x_of, distances)
+            gaps, slopes = self._gaps_and_slopes(np.exp(-np.multiply.outer(x_of, self.rates)), distances)
             highest = max(highest, x_of[gaps < -self.doubt].max(initial=-math.inf))
-            open_still = ~self._cleared(gaps, slopes, distances, lowest, half_width) & (x_of + half_width > highest)
+            open_still = ~self._cleared(gaps, slopes, distances, fastest, half_width) & (x_of + half_width > highest)
             distances, x_of = distances[open_still], x_of[open_still]
         return float(max(highest, (x_of + half_width).max(initial=-math.inf)))
 
-    def _cleared(self, gaps: np.ndarray, slopes: np.ndarray, distances: np.ndarray, lowest: float, half_width: float) -> np.ndarray:
+    def _cleared(self, gaps: np.ndarray, slopes: np.ndarray, distances: np.ndarray, fastest: np.ndarray, half_width: float) -> np.ndarray:
         """Which distances have B_m >= 0 within `half_width` of where gap and slope were taken, by Taylor's formula and rounding."""
-        least = gaps - np.abs(slopes) * half_width - self._bends(lowest, distances) * half_width**2 / 2
+        least = gaps - np.abs(slopes) * half_width - self._bends(fastest, distances) * half_width**2 / 2
         return least > self.doubt * (1 + self.length * half_width)
 
-    def _bends(self, lowest: float, distances: np.ndarray) -> np.ndarray:
-        """A bound on the second derivative of B_m by x, from `lowest` upwards."""
-        theta = self.theta(lowest)
-        return distances * (distances * float(((self.rates * theta) ** 2).sum()) + float((self.rates**2 * theta).sum()))
+    def _bends(self, fastest: np.ndarray, distances: np.ndarray) -> np.ndarray:
+        """A bound on the second derivative of B_m by x, at all bases whose frequencies are `fastest` or lower."""
+        steps = self.rates * fastest
+        return distances * (distances * float(steps @ steps) + float(self.rates @ steps))
 
-    def _gaps_and_slopes(self, x_of: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """B_m and its derivative by x, each distance at its own base."""
-        phases = distances[:, None] * np.exp(-np.multiply.outer(x_of, self.rates))
+    def _gaps_and_slopes(self, theta: np.ndarray, distances: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """B_m and its derivative by x, at one spectrum or at a spectrum for each distance."""
+        phases = distances[:, None] * theta
         return np.cos(phases).sum(axis=1), (np.sin(phases) * phases) @ self.rates
 
-    def _candidates(self, segment: tuple[int, int], x: float, half_width: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Distances of the segment, rising, with B_m and its slope at `x`: all that may be negative within `half_width`, and neighbours."""
+    def _open_blocks(self, segment: tuple[int, int], x: float, half_width: float) -> tuple[np.ndarray, int]:
+        """Centres of the blocks with room for a negative B_m within `half_width` of `x`, most promising first, and their half width."""
         theta, (low, high) = self.theta(x), segment
-        fast, half_block = _plan(self.head_dim, low, high, round(4 * x) / 4, half_width)
+        # Rounded, so that plans are shared.
+        fast, half_block = _plan(self.head_dim, low, high, round(4 * x) / 4, 2.0 ** math.frexp(half_width)[1] if half_width else 0.0)
         block = 2 * half_block + 1
         blocks = -(-(high - low) // block)
         width = max(1, math.isqrt(blocks))
-        first_centre = low + half_block
-        starts = first_centre + block * width * np.arange(-(-blocks // width))
-        slow = theta[fast:]
-        rest = outer_product(_rows(slow, starts, single=True), _rows(slow, block * np.arange(width), -1, single=True)).reshape(-1)[:blocks]
+        slow, first = theta[fast:], low + half_block
+        starts = _ladder(slow, first, block * width, -(-blocks // width))
+        rest = outer_product(starts, _ladder(-slow, 0, block, width)).reshape(-1)[:blocks]
         drift = high * half_width * float(self.rates[fast:] @ self.theta(x - half_width)[fast:])
         single = len(theta) * (2 * len(theta) + 16) * 2.0**-23  # the rounding of the product in float32
-        centres = first_centre + block * np.flatnonzero(rest < fast + half_block * slow.sum() + drift + single)
-        offsets = np.arange(-half_block, half_block + 1)
-        near, turn = _rows(theta, centres), _rows(theta, offsets, -1)
+        still = np.flatnonzero(rest < fast + half_block * slow.sum() + drift + single)
+        return first + block * still[np.argsort(rest[still])], half_block
+
+    def _formed(
+        self, centres: np.ndarray, half_block: int, segment: tuple[int, int], x: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The distances of these blocks, with B_m and its derivative by x at `x`."""
+        theta, offsets = self.theta(x), np.arange(-half_block, half_block + 1)
+        near, turn = _cosines_and_sines(theta, centres), _cosines_and_sines(-theta, offsets)
         # d/dx cos(m theta) = a m theta sin(m theta), and the sine of a sum needs the columns' halves exchanged, one negated.
         weights = self.rates * theta
         crossed = np.concatenate([-turn[:, len(theta) :] * weights, turn[:, : len(theta)] * weights], axis=1)
         distances = centres[:, None] + offsets
-        inside = distances < high
+        inside = distances < segment[1]
         slopes = distances * outer_product(near, crossed)
         return distances[inside], outer_product(near, turn)[inside], slopes[inside]
 
 
-def _rows(theta: np.ndarray, distances: np.ndarray, sign: int = 1, *, single: bool = False) -> np.ndarray:
-    """Cosines, and sines times `sign`, of `distances * theta`, side by side; phases are formed in float64 and reduced before any cast."""
+def _cosines_and_sines(theta: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """Cosines of `distances * theta` and, beside them, sines."""
     phases = distances[:, None] * theta
-    if single:
-        turns = phases / (2 * math.pi)
-        phases = ((turns - np.rint(turns)) * (2 * math.pi)).astype(np.float32)
-    rows = np.empty((len(distances), 2 * len(theta)), dtype=phases.dtype)
-    np.cos(phases, out=rows[:, : len(theta)])
-    np.sin(phases, out=rows[:, len(theta) :])
-    rows[:, len(theta) :] *= sign
-    return rows
+    return np.concatenate([np.cos(phases), np.sin(phases)], axis=1)
+
+
+def _ladder(theta: np.ndarray, start: int, step: int, count: int) -> np.ndarray:
+    """The same in float32 for the distances `start, start + step, ...`, composed of two short tables in float64."""
+    width = math.isqrt(count) + 1
+    coarse = np.exp(1j * (start + step * width * np.arange(-(-count // width)))[:, None] * theta)
+    fine = np.exp(1j * (step * np.arange(width))[:, None] * theta)
+    turns = (coarse[:, None] * fine).reshape(-1, len(theta))[:count]
+    return np.concatenate([np.real(turns), np.imag(turns)], axis=1, dtype=np.float32, casting="same_kind")
 
 
 @functools.lru_cache(maxsize=4096)

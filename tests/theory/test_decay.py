@@ -16,7 +16,7 @@ from rope_lab.theory.decay import (
     MAX_LENGTH,
     context_bound,
     gap_blocks,
-    is_negative,
+    is_negative_at,
     quarter_period,
     rounding,
     score_bound,
@@ -126,7 +126,7 @@ def test_signs_lost_to_rounding_are_found_by_careful_evaluation():
             theta = [0.7, start + k * step]
             exact = sum(cosine(Decimal(angle) * m) for angle in theta)
             assert abs(exact) > 1e-13  # clear of the band that counts as zero
-            careful.append(is_negative(np.array(theta), m) == (exact < 0))
+            careful.append(is_negative_at(np.array(theta), m) == (exact < 0))
             plain.append((math.fsum(math.cos(m * angle) for angle in theta) < 0) == (exact < 0))
     assert all(careful)
     assert not all(plain)  # or the case is too easy to show anything

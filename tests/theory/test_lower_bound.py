@@ -2,7 +2,8 @@
 
 import json
 import math
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -170,7 +171,8 @@ def test_witnesses_and_their_reach(x, pairs, length):
         for share in (0.0, 0.3, 0.7, 0.99):
             assert similarity_gap(inverse_powers(math.exp(x + share * min(reach, 9)), 2 * pairs), np.array(witness)) < 0 or reach == 0
     if witnesses.size:
-        assert search.reach(x, witnesses) == max(search.reach(x, np.array([witness])) for witness in witnesses)
+        best = max(search.reach(x, np.array([witness])) for witness in witnesses)
+        assert search.reach(x, witnesses) == pytest.approx(best)
 
 
 @given(x=st.floats(2.0, 14.0), pairs=st.integers(2, 24), length=st.integers(5, 5000), width=st.floats(1e-5, 0.5))
@@ -211,29 +213,46 @@ def test_power_law_recovers_its_own():
     assert power_law(lengths, 3.0 * lengths**1.5) == pytest.approx((3.0, 1.5))
 
 
-@pytest.mark.slow
-def test_table_2_with_stable_bases_is_proved_within_its_time():
-    rng, started, before = np.random.default_rng(2), time.process_time(), 0.0
-    for length, printed in PAPER_TABLE_2.items():
-        found = base_bound(length, intervals=False)
-        assert before < found.infimum <= printed * 1.03  # printed to two digits, and found on a grid that missed pockets
-        before = found.infimum
-        assert found.guarantee.gaps < 1e-4
-        for base in (found.infimum, found.stable, found.stable * 1.001):
-            assert violations(inverse_powers(base, 128), length).count == 0
-        assert violations(inverse_powers(found.stable * (1 - 3 * found.guarantee.stable_precision), 128), length).count > 0
-        for base in found.infimum * np.exp(rng.uniform(-0.1, -2e-5, 10)):
-            assert violations(inverse_powers(base, 128), length).count > 0
-    assert time.process_time() - started < 300
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("length", "seconds"), [(32_768, 5.0), (1_000_000, 20.0)])
-def test_a_bound_takes_no_longer_than_stated(length, seconds):
+MEASURE = """
+import dataclasses, json, time
+from rope_lab.theory.lower_bound import PAPER_TABLE_2, base_bound
+for length in (*PAPER_TABLE_2, 32768):
     started = time.process_time()
-    found = base_bound(length, intervals=False)
-    assert found.guarantee.widest_gap <= 1e-3
-    assert time.process_time() - started < seconds
+    found = dataclasses.asdict(base_bound(length, intervals=False))
+    print(json.dumps(found | {"seconds": time.process_time() - started}))
+"""
+
+
+@pytest.fixture(scope="module")
+def table():
+    """Every length of the paper's Table 2 and 32768, as a user would compute them: without the tests' type checks."""
+    output = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, check=True, text=True, cwd=Path(__file__).parents[2])
+    return {row["length"]: row for row in map(json.loads, output.stdout.splitlines())}
+
+
+@pytest.mark.slow
+def test_table_2_is_computed_in_the_time_stated(table):
+    # Seconds of processor time: the wall clock of a shared machine measures its other users.
+    assert table[32_768]["seconds"] < 5
+    assert table[1_000_000]["seconds"] < 20
+    assert sum(row["seconds"] for row in table.values()) < 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", PAPER_TABLE_2)
+def test_table_2_is_right_wherever_it_is_looked_at(table, length):
+    def count(base):
+        return violations(inverse_powers(base, 128), length).count
+
+    row, rng = table[length], np.random.default_rng(length)
+    infimum, stable = row["infimum"], row["stable"]
+    assert infimum <= PAPER_TABLE_2[length] * 1.03  # printed to two digits, and found on a grid that missed pockets
+    assert row["guarantee"]["widest_gap"] <= 1e-3 / 64
+    assert row["guarantee"]["gaps"] < 1e-4
+    assert count(infimum) == count(stable) == 0
+    assert all(count(base) > 0 for base in infimum * np.exp(rng.uniform(-0.1, -2e-5, 20)))
+    assert all(count(base) == 0 for base in stable * np.exp(rng.uniform(0, 0.01, 20)))
+    assert count(stable * (1 - 3 * row["guarantee"]["stable_precision"])) > 0
 
 
 @pytest.mark.parametrize(
