@@ -398,7 +398,7 @@ def test_a_fork_of_what_is_not_there(
 
 
 def test_a_step_that_was_never_saved_cannot_be_probed(run: Path, capsys: pytest.CaptureFixture):
-    refused(capsys, run, ["probe", f"--workdir={run}", "--step=1"], f"rope-lab probe: {run} has no checkpoint of step 1; it has [2]")
+    refused(capsys, run, ["probe", f"--workdir={run}", "--step=1"], f"rope-lab probe: {run} has no checkpoint of step 1; steps it has: [2]")
 
 
 # --- exit codes ------------------------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ class RetrievalProbe:
         shortest, longest = surface.shortest_distance, surface.longest_distance(length)
         lows = np.maximum(np.concatenate([[0], edges[:-1]]), shortest)
         highs = np.minimum(edges, longest + 1)
-        if (highs <= lows).any():
+        if (highs <= lows).any() or edges[-1] > length:
             raise ValueError(f"probes.retrieval.edges={tuple(edges.tolist())} must lie within the distances {shortest} .. {longest}")
         N, Q = config.rows, task.max_records
         uniforms = row_uniforms(config.seed, np.arange(N), 3 * Q + task.num_keys)

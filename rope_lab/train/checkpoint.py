@@ -101,7 +101,9 @@ class Checkpoints:
         """
         steps = self.steps()
         if not steps or (step is not None and step not in steps):
-            raise ValueError(f"{self._folder} has no checkpoint of step {'any' if step is None else step}; it has {steps or 'none'}")
+            raise ValueError(
+                f"{self._folder} has no checkpoint{'' if step is None else f' of step {step}'}; steps it has: {steps or 'none'}"
+            )
         chosen = steps[-1] if step is None else step
         return self._checkpointer.load_checkpointables(chosen, {"params": abstract_params})["params"], chosen
 

@@ -7,7 +7,7 @@ waits; probe, save and stop when it is time.
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -146,19 +146,20 @@ def train(
     """
     plan = stages(config.curriculum, config.tokens_per_step)
     last_step = plan[-1].first_step + plan[-1].num_steps
-    checkpoints = Checkpoints(folder, checkpoint)
-    saved = checkpoints.steps()
-    batches = pipeline.dataset(plan, jax.process_index(), jax.process_count())[saved[-1] if saved else 0 :]
-    batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
-    state = checkpoints.restore(saved[-1], trainable.abstract) if saved else first_state()
-    step = int(state.step)
-    writer = MetricWriter(folder, keep_through=step if saved else -1, process=jax.process_index())
-    if not saved:
-        writer.write(0, {"init/parameters_fingerprint": f"{int(jax.jit(fingerprint)(state.params)):08x}"})
-    reporter = _Reporter(writer, config, model, optimizer, last_step, parameter_count(state.params))
-    train_step = jax.jit(make_train_step(trainable.graph, trainable.optimizer, config.microbatches), donate_argnums=0)
+    with closing(Checkpoints(folder, checkpoint)) as checkpoints, ExitStack() as stack:
+        saved = checkpoints.steps()
+        batches = pipeline.dataset(plan, jax.process_index(), jax.process_count())[saved[-1] if saved else 0 :]
+        batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+        state = checkpoints.restore(saved[-1], trainable.abstract) if saved else first_state()
+        step = int(state.step)
+        writer = stack.enter_context(closing(MetricWriter(folder, keep_through=step if saved else -1, process=jax.process_index())))
+        if not saved:
+            writer.write(0, {"init/parameters_fingerprint": f"{int(jax.jit(fingerprint)(state.params)):08x}"})
+        reporter = _Reporter(writer, config, model, optimizer, last_step, parameter_count(state.params))
+        train_step = jax.jit(make_train_step(trainable.graph, trainable.optimizer, config.microbatches), donate_argnums=0)
+        preempted = stack.enter_context(_sigterm())
+        stack.enter_context(reporter.progress(step, resumed=bool(saved)))
 
-    with _sigterm() as preempted, reporter.progress(step, resumed=bool(saved)):
         while step < last_step:
             batch, batch_hash = reporter.timed_wait(batches)
             state, metrics = train_step(state, _place(batch, mesh))
@@ -173,10 +174,8 @@ def train(
                 reporter.flush()  # raises before a state whose loss is not finite could be saved
                 checkpoints.save(step, state)
             if stopping:
-                checkpoints.close()
+                checkpoints.wait()
                 raise Preempted(f"SIGTERM: step {step} of {last_step} is saved in {folder}; run the same command to go on")
-    checkpoints.close()
-    writer.close()
     return state
 
 
@@ -284,11 +283,12 @@ class _Reporter:
         scalars: dict[str, Any] = {name: float(value) for name, value in fetched.items()}
         now = time.perf_counter()
         seconds, self._clock = now - self._clock, now
-        if not np.isfinite(scalars["train/loss_nats"]):
-            raise TrainingDiverged(
-                f"train/loss_nats={scalars['train/loss_nats']} at step {step}: stopped, nothing saved since the last checkpoint; "
-                "lower optimizer.peak_learning_rate or look at the batch"
-            )
+        for name in ("train/loss_nats", "train/gradient_norm"):  # a finite loss with other gradients has spoilt the parameters already
+            if not np.isfinite(scalars[name]):
+                raise TrainingDiverged(
+                    f"{name}={scalars[name]} at step {step}: stopped, nothing saved since the last checkpoint; "
+                    "lower optimizer.peak_learning_rate or look at the batch"
+                )
         tokens_per_second = self._config.tokens_per_step / seconds
         scalars |= {
             "train/learning_rate": float(jax.device_get(self._rate(step - 1))),

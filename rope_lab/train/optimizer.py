@@ -46,6 +46,12 @@ class OptimizerConfig:
         for name in ("peak_learning_rate", "clip_norm", "epsilon"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"optimizer.{name}={getattr(self, name)} must be above 0")
+        for name in ("warmup_steps", "final_fraction", "weight_decay"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"optimizer.{name}={getattr(self, name)} must not be negative")
+        for name in ("b1", "b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name}={getattr(self, name)} must lie in [0, 1)")
 
 
 def learning_rate(config: OptimizerConfig, total_steps: int) -> optax.Schedule:

@@ -110,7 +110,7 @@ def param_shardings(mesh: Mesh, abstract_params: nnx.State) -> dict:
 def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, abstract_state, params: dict):
     """Shardings of a whole `TrainState`: the optimizer's moments lie as their parameters do, counters everywhere."""
     everywhere = NamedSharding(mesh, PartitionSpec())
-    opt_state = optax.tree_utils.tree_map_params(
+    opt_state = optax.tree.map_params(
         optimizer, lambda _, sharding: sharding, abstract_state.opt_state, params, transform_non_params=lambda _: everywhere
     )
     return abstract_state._replace(params=params, opt_state=opt_state, step=everywhere, tokens_seen=everywhere)

@@ -67,7 +67,7 @@ def add_tokens(counter: jax.Array, count: int) -> jax.Array:
     return jnp.stack([counter[0] + (low < counter[1]).astype(jnp.uint32), low])
 
 
-def tokens_seen(counter: jax.Array) -> int:
+def tokens_seen(counter: jax.Array | np.ndarray) -> int:
     """The counter as a Python integer."""
     high, low = (int(word) for word in counter)
     return high << 32 | low

@@ -50,7 +50,7 @@ def make_train_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         seen = add_tokens(state.tokens_seen, batch.tokens.size)
-        metrics = {"train/loss_nats": loss / weight, "train/gradient_norm": optax.global_norm(grads), "tokens_seen": seen}
+        metrics = {"train/loss_nats": loss / weight, "train/gradient_norm": optax.tree.norm(grads), "tokens_seen": seen}
         return TrainState(params, opt_state, state.step + 1, seen), metrics
 
     return train_step
