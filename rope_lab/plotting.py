@@ -21,10 +21,10 @@ def loss_by_position(axes: Axes, loss_nats: np.ndarray, *, label: str, color: st
     axes.set(xlabel="position in context (tokens)", ylabel="held-out text loss (nats/token)")
 
 
-def accuracy_by_distance(axes: Axes, edges: np.ndarray, accuracy: np.ndarray, *, label: str, color: str) -> None:
+def accuracy_by_distance(axes: Axes, edges: np.ndarray, accuracy: np.ndarray, *, label: str, color: str, style: str = "o-") -> None:
     """Retrieval accuracy over distance, drawn at the middle of each bucket `edges[i - 1] .. edges[i]` (the first starts at 0)."""
     middles = (np.concatenate([[0], edges[:-1]]) + edges) / 2
-    axes.plot(middles, accuracy, "o-", ms=4, color=color, label=label)
+    axes.plot(middles, accuracy, style, ms=4, color=color, label=label)
     axes.set(xlabel="distance from record to query (tokens)", ylabel="retrieval accuracy", ylim=(-0.03, 1.06), xlim=(0, edges[-1]))
 
 
@@ -38,4 +38,4 @@ def mark_bounds(axes: Axes, variant: Variant, head_dim: int, length: int, *, col
     ):
         if distance <= right:
             axes.axvline(distance, ls=style, lw=1, color=color)
-            axes.annotate(f" {name} = {distance:.0f}", (distance, 1.0), color=color, fontsize=8, va="bottom")
+            axes.annotate(f" {name} = {distance:.0f}", (distance, 0.75), color=color, fontsize=9)

@@ -429,7 +429,7 @@ def test_a_loss_that_is_no_number_exits_with_1_and_saves_nothing_more(data: Path
     step = 1 + max(record["step"] for record in read_metrics(tmp_path / "run"))
     assert 1 < step < 8
     assert done.stderr.splitlines()[-1] == (
-        f"rope-lab train: train/loss_nats=nan at step {step}: stopped, nothing saved since the last checkpoint; "
+        f"rope-lab train: train/gradient_norm=nan at step {step}: stopped, nothing saved since the last checkpoint; "
         "lower optimizer.peak_learning_rate or look at the batch"
     )
     assert "Traceback" not in done.stderr  # the save that was under way is finished, not torn down

@@ -25,12 +25,13 @@ HEAD_DIM, LENGTH = 32, 256
 
 
 class Run(NamedTuple):
-    """One run of the demo: its folder's name, the config overrides, and how it is drawn."""
+    """One run of the demo: its folder's name, how it is drawn, and the config overrides."""
 
     name: str
     title: str
     base: float
     color: str
+    style: str
     overrides: tuple[str, ...]
 
 
@@ -44,9 +45,9 @@ def plan(workdir: Path, seed: int) -> list[Run]:
         f"--config.data.seed={seed + 1000}",  # fresh text and records
     )
     return [
-        Run("base_1e2", "base 1e2", 1e2, "tab:red", ("--config.rotary.base=1e2", *seeds)),
-        Run("base_1e6", "base 1e6", 1e6, "tab:blue", ("--config.rotary.base=1e6", *seeds)),
-        Run("base_1e2_to_1e6", "1e2, then 400 steps at 1e6", 1e6, "tab:green", ("--config.rotary.base=1e6", *continued)),
+        Run("base_1e2", "base 1e2", 1e2, "tab:red", "o-", ("--config.rotary.base=1e2", *seeds)),
+        Run("base_1e6", "base 1e6", 1e6, "tab:blue", "s-", ("--config.rotary.base=1e6", *seeds)),
+        Run("base_1e2_to_1e6", "1e2, then 400 steps at 1e6", 1e6, "tab:green", "o--", ("--config.rotary.base=1e6", *continued)),
     ]
 
 
@@ -73,7 +74,7 @@ def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
     for run in runs:
         loss_by_position(left, final(workdir / run.name, "perplexity")[1]["loss_by_position_nats"], label=run.title, color=run.color)
         arrays = final(workdir / run.name, "retrieval")[1]
-        accuracy_by_distance(right, arrays["edges_tokens"], arrays["accuracy"], label=run.title, color=run.color)
+        accuracy_by_distance(right, arrays["edges_tokens"], arrays["accuracy"], label=run.title, color=run.color, style=run.style)
     mark_bounds(right, RoPE(base=1e2), HEAD_DIM, LENGTH, color="tab:red")
     right.axhline(1 / 16, lw=0.8, color="gray")
     right.annotate("chance", (4, 1 / 16), fontsize=8, color="gray", va="bottom")
@@ -87,18 +88,18 @@ def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
 def table(runs: list[Run], workdir: Path) -> Table:
     """The figures behind the picture."""
     result = Table(title=f"context {LENGTH}, head_dim {HEAD_DIM}")
-    for column in ("run", "L_theta", "quarter period", "text loss (nats)", "effective length [95 %]", "mean accuracy", "accuracy 192-256"):
+    for column in ("run", "L_theta", "quarter period", "text nats", "effective length", "95 %", "mean acc.", "acc. 192-256"):
         result.add_column(column, justify="left" if column == "run" else "right")
     for run in runs:
         theta = RoPE(base=run.base).spectrum(HEAD_DIM, LENGTH).theta
         text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "retrieval")[0]
-        interval = f"[{retrieval['effective_length_low_tokens']}, {retrieval['effective_length_high_tokens']}]"
         result.add_row(
             run.title,
             f"{context_bound(theta):,}",
             f"{quarter_period(theta):,.0f}",
             f"{text['loss_nats']:.3f}",
-            f"{retrieval['effective_length_tokens']} {interval}",
+            f"{retrieval['effective_length_tokens']}",
+            f"{retrieval['effective_length_low_tokens']}-{retrieval['effective_length_high_tokens']}",
             f"{retrieval['accuracy']:.2f}",
             f"{retrieval['accuracy_farthest']:.2f}",
         )
