@@ -36,7 +36,7 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.data.retrieval.weight = 0.85
 
     # The very short first stage is what makes retrieval appear at all; starting at 256 fails.
-    config.train.curriculum = ((32, 300), (64, 300), (256, 600))
+    config.train.curriculum = ((32, 300), (64, 300), (256, 400))
     config.train.tokens_per_step = 4096
 
     config.optimizer.peak_learning_rate = 3e-3
@@ -44,6 +44,6 @@ def get_config(arg: str | None = None) -> ConfigDict:
     config.optimizer.b2 = 0.98
 
     config.checkpoint.every_steps = 200
-    config.probes.every_steps = 300
+    config.probes.every_steps = 250
 
     return config

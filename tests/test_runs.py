@@ -127,7 +127,7 @@ def test_another_config_is_refused_with_every_key_that_differs(tmp_path: Path):
     other = tiny("rotary.variant=abf", "rotary.base=1e6", "train.curriculum=((64, 2),)", "data.path=texts")
     message = (
         f"workdir {str(folder)!r} holds a run with another config: data.path is None there, 'texts' here; rotary.base is 10000.0 there, "
-        "1000000.0 here; rotary.variant is 'rope' there, 'abf' here; train.curriculum is [[32, 300], [64, 300], [256, 600]] there, "
+        "1000000.0 here; rotary.variant is 'rope' there, 'abf' here; train.curriculum is [[32, 300], [64, 300], [256, 400]] there, "
         "[[64, 2]] here; choose another --workdir, or the same config"
     )
     before = (folder / "config.json").read_bytes()

@@ -36,8 +36,10 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array) -> jax.Arr
     """
     B, H, T, D = q.shape
     K = k.shape[1]
-    q = q.reshape(B, K, H // K, T, D)
-    scores = jnp.einsum("BKGTD,BKSD->BKGTS", q, k, preferred_element_type=jnp.float32) * (D**-0.5)
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf), axis=-1)
-    out = jnp.einsum("BKGTS,BKSD->BKGTD", weights.astype(v.dtype), v)
-    return out.reshape(B, H, T, D)
+    q = (q * D**-0.5).reshape(B, K, H // K, T, D)
+    scores = jnp.einsum("BKGTD,BKSD->BKGTS", q, k, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores, -jnp.inf)
+    # Softmax divided through only after the product with v: D divisions a query instead of S. The largest score cancels.
+    weights = jnp.exp(scores - jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True)))
+    out = jnp.einsum("BKGTS,BKSD->BKGTD", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+    return (out / weights.sum(axis=-1)[..., None]).astype(v.dtype).reshape(B, H, T, D)
