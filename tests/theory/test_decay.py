@@ -69,6 +69,11 @@ def test_every_distance_is_formed_and_within_the_stated_rounding(theta, length):
     assert np.abs(values - [gap(theta, m) for m in range(length + 1)]).max() <= rounding(np.array(theta), length)
 
 
+def test_no_distance_is_lost_at_the_end_of_a_block():
+    for length in (4095, 4096, 4097):
+        assert sum(len(values) for _, values in gap_blocks(np.ones(1), length)) == length + 1
+
+
 def check_against_loop(theta, length):
     values = [gap(theta, m) for m in range(length + 1)]
     if min(abs(value) for value in values) < 1e-9:
@@ -105,6 +110,13 @@ def test_rounding_at_a_true_zero_is_no_violation():
     theta = [0.1, math.pi - 0.1]
     assert min(gap(theta, m) for m in range(1, 16, 2)) < 0  # a plain loop sees a violation
     assert context_bound(np.array(theta)) == 15
+
+
+def test_a_value_within_the_stated_band_is_zero():
+    quarter = np.array([math.pi / 2])  # a little less than a quarter turn: the cosine of three of them is -1.8e-16
+    assert not is_negative_at(quarter, 3)
+    assert is_negative_at(quarter, 2)
+    assert context_bound(quarter) == 1
 
 
 def cosine(angle: Decimal) -> Decimal:

@@ -90,6 +90,12 @@ def test_pairs_that_each_extension_leaves_out_of_distribution():
     assert left_out(Method2(factor=8.0, boundary_pair=44).spectrum(128, 1).theta) == []
 
 
+@given(factor=st.floats(1.0, 64.0))
+def test_interpolation_shows_nothing_new_whatever_its_factor(factor):
+    target = PI(factor=factor).spectrum(128, 1).theta
+    assert angle_ranges(LLAMA, target, trained_length=4096, target_length=4096 * factor).out_of_distribution.size == 0
+
+
 def test_angle_ranges_end_at_a_full_turn():
     found = angle_ranges(np.array([1.0, 0.01, 0.0]), np.array([0.5, -0.01, 0.0]), trained_length=100, target_length=200)
     np.testing.assert_allclose(found.trained, [2 * math.pi, 1.0, 0.0])
