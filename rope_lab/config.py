@@ -294,7 +294,8 @@ def _check_together(config: Config) -> None:
             )
     if config.init.step is not None and config.init.from_ is None:
         raise ValueError(f"init.step={config.init.step} needs init.from, the run folder it is a step of")
-    config.rotary.table(config.model.head_dim, plan[-1].length, 1)  # the variant's own checks against head_dim
+    # The variant's own checks against head_dim and the longest context.
+    config.rotary.table(config.model.head_dim, plan[-1].length, plan[-1].length)
 
 
 def _find(file: str) -> Path:

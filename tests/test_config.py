@@ -10,7 +10,12 @@ from ml_collections import ConfigDict
 
 from rope_lab.config import Config, default, load, resolve
 from rope_lab.data.pipeline import LLAMA_WEIGHTS
-from rope_lab.rotary import ABF, PI, Method2, NoPE, RoPE
+from rope_lab.rotary import ABF, PI, Custom, DynamicNTK, Llama3, LongRoPE, Method2, NoPE, NTKByParts, Partial, RoPE, XPos, YaRN
+from tests.rotary.examples import frequencies_file
+
+EXTENDED: dict[str, Any] = {"factor": 2.0, "trained_length": 64, "base": 1e4}
+EXTENSION = ("rotary.factor=2", "rotary.trained_length=64")
+FREQUENCIES = frequencies_file(str([0.5] * 16))
 
 # Each field: what the command line says, what must arrive (never what configs/tiny.py holds), and what it needs beside it.
 FIELDS: dict[str, tuple] = {
@@ -18,6 +23,55 @@ FIELDS: dict[str, tuple] = {
     "rotary.base": ("1e6", RoPE(base=1e6)),
     "rotary.factor": ("4", PI(factor=4.0, base=1e4), "rotary.variant=pi"),
     "rotary.boundary_pair": ("5", Method2(factor=2.0, boundary_pair=5, base=1e4), "rotary.variant=method2", "rotary.factor=2"),
+    "rotary.trained_length": (
+        "64",
+        DynamicNTK(factor=2.0, trained_length=64, base=1e4),
+        "rotary.variant=dynamic_ntk",
+        "rotary.factor=2",
+    ),
+    "rotary.beta_fast": ("16", NTKByParts(**EXTENDED, beta_fast=16.0), "rotary.variant=ntk_by_parts", *EXTENSION),
+    "rotary.beta_slow": ("2", NTKByParts(**EXTENDED, beta_slow=2.0), "rotary.variant=ntk_by_parts", *EXTENSION),
+    "rotary.truncate": ("false", YaRN(**EXTENDED, truncate=False), "rotary.variant=yarn", *EXTENSION),
+    "rotary.attention_factor": ("1", YaRN(**EXTENDED, attention_factor=1.0), "rotary.variant=yarn", *EXTENSION),
+    "rotary.mscale": (
+        "0.7",
+        YaRN(**EXTENDED, mscale=0.7, mscale_all_dim=1.0),
+        "rotary.variant=yarn",
+        "rotary.mscale_all_dim=1",
+        *EXTENSION,
+    ),
+    "rotary.mscale_all_dim": (
+        "1",
+        YaRN(**EXTENDED, mscale=0.7, mscale_all_dim=1.0),
+        "rotary.variant=yarn",
+        "rotary.mscale=0.7",
+        *EXTENSION,
+    ),
+    "rotary.low_freq_factor": ("2", Llama3(**EXTENDED, low_freq_factor=2.0), "rotary.variant=llama3", *EXTENSION),
+    "rotary.high_freq_factor": ("3", Llama3(**EXTENDED, high_freq_factor=3.0), "rotary.variant=llama3", *EXTENSION),
+    "rotary.short_factor": (
+        str((1,) * 16),
+        LongRoPE(**EXTENDED, short_factor=(1.0,) * 16, long_factor=(2.0,) * 16),
+        "rotary.variant=longrope",
+        f"rotary.long_factor={(2.0,) * 16}",
+        *EXTENSION,
+    ),
+    "rotary.long_factor": (
+        str((2,) * 16),
+        LongRoPE(**EXTENDED, short_factor=(1.0,) * 16, long_factor=(2.0,) * 16),
+        "rotary.variant=longrope",
+        f"rotary.short_factor={(1.0,) * 16}",
+        *EXTENSION,
+    ),
+    "rotary.fraction": ("0.5", Partial(fraction=0.5, base=1e4), "rotary.variant=partial"),
+    "rotary.layout": (
+        "proportional",
+        Partial(fraction=0.5, layout="proportional", base=1e4),
+        "rotary.variant=partial",
+        "rotary.fraction=0.5",
+    ),
+    "rotary.path": (FREQUENCIES, Custom(path=FREQUENCIES), "rotary.variant=custom", "rotary.base=None"),
+    "rotary.scale_base": ("1024", XPos(scale_base=1024.0, base=1e4), "rotary.variant=xpos"),
     "model.vocab_size": ("1_000", 1000),
     "model.num_layers": ("3", 3),
     "model.hidden_size": ("128", 128),
@@ -252,7 +306,7 @@ def changed(**values: Any) -> ConfigDict:
         ({"rotary__bass": 1.0}, "unknown config key rotary.bass; did you mean 'base'?"),
         ({"model": 3}, "model=3 must be a group of fields: attention_bias, compute_dtype, "),
         ({"data__retrieval": 3}, "data.retrieval=3 must be a group of fields: answer_loss_weight, "),
-        ({"rotary": None}, "rotary=None must be a group of fields: base, boundary_pair, factor, variant"),
+        ({"rotary": None}, "rotary=None must be a group of fields: attention_factor, base, beta_fast,"),
         ({"model__num_layers": 2.0}, "model.num_layers=2.0 must be of type int"),
         ({"model__num_layers": True}, "model.num_layers=True must be of type int"),
         ({"model__num_layers": (2,)}, "model.num_layers=(2,) must be of type int"),

@@ -35,8 +35,9 @@ class Method2(Variant):
         check_factor(self.factor)
 
     def spectrum(self, head_dim: int, length: int) -> Spectrum:
-        interpolated = inverse_powers(self.base, head_dim) / self.factor
+        ladder = inverse_powers(self.base, head_dim)
         if not 0 < self.boundary_pair < head_dim // 2:
             raise ValueError(f"boundary_pair={self.boundary_pair} must lie in 1 .. {head_dim // 2 - 1} for {head_dim=}: it counts pairs")
-        joined = inverse_powers(self.base * self.factor ** (head_dim / (2 * self.boundary_pair)), head_dim)
-        return Spectrum(np.where(np.arange(head_dim // 2) < self.boundary_pair, joined, interpolated))
+        pairs = np.arange(head_dim // 2)
+        joined = ladder * self.factor ** (-pairs / self.boundary_pair)  # the new base to the power -2 i / d, which cannot overflow
+        return Spectrum(np.where(pairs < self.boundary_pair, joined, ladder / self.factor))

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from rope_lab.rotary.encoding import Variant
 from rope_lab.rotary.spectrum import Spectrum, check_base, check_factor, inverse_powers
 
@@ -28,6 +30,11 @@ class NTK(Variant):
         check_factor(self.factor)
 
     def spectrum(self, head_dim: int, length: int) -> Spectrum:
-        if head_dim <= 2:
-            raise ValueError(f"{head_dim=} must be at least 4 for NTK scaling: its exponent is d / (d - 2)")
-        return Spectrum(inverse_powers(self.base * self.factor ** (head_dim / (head_dim - 2)), head_dim))
+        return Spectrum(ntk_aware(self.base, self.factor, head_dim))
+
+
+def ntk_aware(base: float, factor: float, head_dim: int) -> np.ndarray:
+    """Frequencies on the base `base * factor ** (d / (d - 2))`, as a product that no base or factor can overflow."""
+    if head_dim <= 2:
+        raise ValueError(f"{head_dim=} must be at least 4 for NTK scaling: its exponent is d / (d - 2)")
+    return inverse_powers(base, head_dim) * factor ** (-2.0 * np.arange(head_dim // 2) / (head_dim - 2))

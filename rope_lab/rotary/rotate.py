@@ -30,12 +30,23 @@ class PhaseTable(NamedTuple):
     fine_sin: np.ndarray | jax.Array
 
 
-def phase_table(spectrum: Spectrum, max_position: int) -> PhaseTable:
-    """Tabulates a spectrum on the host for positions `0 .. max_position - 1` (at least)."""
+def phase_table(spectrum: Spectrum, max_position: int, growth: np.ndarray | None = None) -> PhaseTable:
+    """Tabulates a spectrum on the host for positions `0 .. max_position - 1` (at least).
+
+    Args:
+      spectrum: the frequencies.
+      max_position: tokens.
+      growth: per token and pair, the natural logarithm by which cosine and sine grow, being `exp(growth * (n - max_position / 2))` at n;
+        angle addition composes it with the phases. None: they keep their size.
+    """
     coarse = np.arange(-(-max_position // _FINE), dtype=np.float64)[:, None] * _FINE * spectrum.theta
     fine = np.arange(min(_FINE, max_position), dtype=np.float64)[:, None] * spectrum.theta
     m = spectrum.attention_factor
-    parts = (m * np.cos(coarse), m * np.sin(coarse), np.cos(fine), np.sin(fine))
+    parts = [m * np.cos(coarse), m * np.sin(coarse), np.cos(fine), np.sin(fine)]
+    if growth is not None:
+        blocks, tokens = (np.arange(len(each), dtype=np.float64)[:, None] for each in (coarse, fine))
+        coarse_size, fine_size = np.exp(growth * (_FINE * blocks - max_position / 2)), np.exp(growth * tokens)
+        parts = [size * part for size, part in zip((coarse_size, coarse_size, fine_size, fine_size), parts, strict=True)]
     return PhaseTable(*(part.astype(np.float32) for part in parts))
 
 

@@ -46,3 +46,21 @@ def check_factor(factor: float) -> None:
     """Rejects a context extension factor that would shorten the context."""
     if not (math.isfinite(factor) and factor >= 1):
         raise ValueError(f"{factor=} must be a finite number of at least 1: target length over trained length")
+
+
+def check_trained_length(trained_length: int) -> None:
+    """Rejects a trained length that no context has; it is the length of pretraining, not the one wanted now."""
+    if trained_length < 1:
+        raise ValueError(f"{trained_length=} must be at least 1: the context length in tokens that the model was pretrained with")
+
+
+def check_attention_factor(attention_factor: float | None) -> None:
+    """Rejects an explicit factor on cosine and sine that would erase or flip them; None leaves it to the variant's formula."""
+    if attention_factor is not None and not (math.isfinite(attention_factor) and attention_factor > 0):
+        raise ValueError(f"{attention_factor=} must be a finite number above 0, or None for the formula's own")
+
+
+def check_betas(beta_fast: float, beta_slow: float) -> None:
+    """Rejects bounds, in turns within the trained length, that leave no ramp between them."""
+    if not (math.isfinite(beta_fast) and 0 < beta_slow < beta_fast):
+        raise ValueError(f"{beta_fast=} and {beta_slow=} must satisfy 0 < beta_slow < beta_fast: turns within the trained length")

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from rope_lab.rotary import VARIANTS, AbstractPositionEncoding
 from tests.reference import REFERENCE, turned
-from tests.rotary.examples import ALL, BASED, EXAMPLES, HEAD_DIM, LENGTH, SPECTRAL, example, settings
+from tests.reference import encoded as reference_encoded
+from tests.rotary.examples import ALL, BASED, EXAMPLES, HEAD_DIM, ISOMETRIC, LENGTH, SPECTRAL, example, settings
 
 FAR = 1_000_000
 
@@ -40,17 +41,17 @@ def attention_factor(name: str) -> float:
     return example(name).spectrum(HEAD_DIM, LENGTH).attention_factor if name in SPECTRAL else 1.0
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ISOMETRIC)
 def test_queries_and_keys_match_the_reference(name: str):
     positions = np.array([[0, 1, 2, 7], [1023, 1024, 65_537, FAR]])
     q, k = unit_vectors((2, 3, 4, HEAD_DIM), 0), unit_vectors((2, 1, 4, HEAD_DIM), 1)
     got_q, got_k = encoded(example(name), q, k, positions)
-    frequencies = REFERENCE[name](HEAD_DIM, LENGTH, **EXAMPLES[name])
-    np.testing.assert_allclose(got_q, turned(q, positions, *frequencies), rtol=0, atol=2e-6)
-    np.testing.assert_allclose(got_k, turned(k, positions, *frequencies), rtol=0, atol=2e-6)
+    expected_q, expected_k = reference_encoded(name, q, k, positions, LENGTH, EXAMPLES[name])
+    np.testing.assert_allclose(got_q, expected_q, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(got_k, expected_k, rtol=0, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ISOMETRIC)
 def test_position_zero_changes_nothing_but_the_length(name: str):
     x = unit_vectors((1, 2, 1, HEAD_DIM), 0)
     q, k = encoded(example(name), x, x, np.array([[0]]))
@@ -58,7 +59,7 @@ def test_position_zero_changes_nothing_but_the_length(name: str):
     np.testing.assert_allclose(k, attention_factor(name) * x, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ISOMETRIC)
 @given(data=st.data())
 def test_norms_are_kept_up_to_the_attention_factor(name: str, data: st.DataObject):
     encoding, _, head_dim = data.draw(settings(name, head_dims=(4, 64)))
@@ -82,17 +83,19 @@ def test_scores_depend_on_the_distance_alone(name: str, data: st.DataObject):
     queries, keys = (np.float64(encoded(encoding, x, x, at)[which]) for which, x, at in ((0, q, n + distance), (1, k, n)))
     scores = (queries * keys).sum(-1) / attention_factor(name) ** 2
     np.testing.assert_allclose(scores, scores[0, 0, 0], rtol=0, atol=1e-5)
+    if name not in ISOMETRIC:
+        return
     # The sign counts: it is the later of the two that turns ahead of the other.
     turned_alone = encoded(encoding, q, k, np.full((1, 4), abs(distance)))
     alone = np.float64(turned_alone[0]) * k if distance >= 0 else np.float64(turned_alone[1]) * q
     np.testing.assert_allclose(alone.sum(-1) / attention_factor(name), scores, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", BASED)
+@pytest.mark.parametrize("name", [name for name in BASED if name in ISOMETRIC])
 def test_two_bases_in_one_process_keep_to_themselves(name: str):
     x, positions = unit_vectors((1, 1, 4, HEAD_DIM), 0), np.array([[3, 50, 700, 4095]])
     parameters = [{**EXAMPLES[name], "base": base} for base in (1e2, 1e6)]
-    expected = [turned(x, positions, *REFERENCE[name](HEAD_DIM, LENGTH, **each)) for each in parameters]
+    expected = [reference_encoded(name, x, x, positions, LENGTH, each)[0] for each in parameters]
     assert np.abs(expected[0] - expected[1]).max() > 0.1
     for which in (0, 1, 0):
         q, _ = encoded(VARIANTS[name](**parameters[which]), x, x, positions)
@@ -123,3 +126,18 @@ def test_a_variant_is_a_value(name: str):
     assert hash(example(name)) == hash(example(name))
     with pytest.raises(AttributeError):
         example(name).base = 2.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_partial_leaves_the_rest_of_a_head_alone_and_turns_the_front_as_a_smaller_one():
+    x, positions = unit_vectors((1, 2, 3, HEAD_DIM), 0), np.array([[1, 50, 70_001]])
+    q, k = encoded(VARIANTS["partial"](fraction=0.25), x, x, positions)
+    np.testing.assert_array_equal(q[..., 16:], x[..., 16:])
+    np.testing.assert_array_equal(k[..., 16:], x[..., 16:])
+    theta, _ = REFERENCE["rope"](16, LENGTH, base=1e4)
+    np.testing.assert_allclose(q[..., :16], turned(x[..., :16], positions, theta), rtol=0, atol=2e-6)
+    # Proportional: pair i is still (i, i + d / 2), so both halves have dimensions that turn and dimensions that do not.
+    q, _ = encoded(VARIANTS["partial"](fraction=0.25, layout="proportional"), x, x, positions)
+    still = [*range(8, 32), *range(40, 64)]
+    np.testing.assert_array_equal(q[..., still], x[..., still])
+    theta, _ = REFERENCE["partial"](HEAD_DIM, LENGTH, fraction=0.25, layout="proportional", base=1e4)
+    np.testing.assert_allclose(q, turned(x, positions, theta), rtol=0, atol=2e-6)

@@ -17,7 +17,7 @@ def test_an_example_sets_every_field(name: str):
     assert set(EXAMPLES[name]) == fields(name)
 
 
-def test_a_bad_value_is_listed_for_every_base_and_factor():
+def test_a_bad_value_is_listed_for_every_field():
     for name in ALL:
         tried = {field for changes, _, _ in BAD[name] for field in changes}
-        assert tried == fields(name), name
+        assert tried == fields(name) - {"truncate"}, name  # both values of a truth value are good

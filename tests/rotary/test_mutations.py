@@ -49,9 +49,13 @@ MUTATIONS = {
     "scales twice": Mutation(
         "pi.py", "inverse_powers(self.base, head_dim) / self.factor", "inverse_powers(self.base, head_dim) / self.factor**2"
     ),
-    "counts dimensions where pairs are meant": Mutation("method2.py", "< self.boundary_pair, joined", "< self.boundary_pair // 2, joined"),
+    "counts dimensions where pairs are meant": Mutation(
+        "method2.py", "pairs < self.boundary_pair, joined", "pairs < self.boundary_pair // 2, joined"
+    ),
     "raises base and factor together": Mutation(
-        "ntk.py", "self.base * self.factor ** (head_dim / (head_dim - 2))", "(self.base * self.factor) ** (head_dim / (head_dim - 2))"
+        "ntk.py",
+        "inverse_powers(base, head_dim) * factor ** (-2.0 * np.arange(head_dim // 2) / (head_dim - 2))",
+        "inverse_powers((base * factor) ** (head_dim / (head_dim - 2)), head_dim)",
     ),
     "turns queries alone": Mutation("encoding.py", "return rotate(k, *phases)", "return k"),
 }
