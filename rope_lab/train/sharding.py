@@ -103,8 +103,9 @@ def param_shardings(mesh: Mesh, abstract_params: nnx.State) -> dict:
             raise ValueError(f"parameter {name} of shape {shape} would stay whole on every device; give it axes that LOGICAL_RULES splits")
         return NamedSharding(mesh, spec)
 
-    is_param = lambda node: isinstance(node, nnx.Variable)  # noqa: E731
-    return nnx.to_pure_dict(jax.tree_util.tree_map_with_path(sharding, abstract_params, is_leaf=is_param))
+    return nnx.to_pure_dict(
+        jax.tree_util.tree_map_with_path(sharding, abstract_params, is_leaf=lambda node: isinstance(node, nnx.Variable))
+    )
 
 
 def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, abstract_state, params: dict):
