@@ -8,12 +8,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from rope_lab.rotary import VARIANTS, Variant, cos_sin, phase_table, rotate
+from rope_lab.rotary import VARIANTS, Variant
 from tests.rotary.examples import LENGTH
 
 
 def ours(case: dict[str, Any]) -> Variant:
-    variant = VARIANTS[case["variant"]](**case["parameters"])
+    parameters = {name: tuple(value) if isinstance(value, list) else value for name, value in case["parameters"].items()}
+    variant = VARIANTS[case["variant"]](**parameters)
     assert isinstance(variant, Variant)
     return variant
 
@@ -34,7 +35,7 @@ def rotation_inputs(head_dim: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def assert_same_rotation(case: dict[str, Any], turned_q: Any, turned_k: Any) -> None:
     q, k, positions = rotation_inputs(case["head_dim"])
-    table = phase_table(ours(case).spectrum(case["head_dim"], LENGTH), LENGTH)
-    cos, sin = cos_sin(table, jnp.asarray(positions))
-    np.testing.assert_allclose(rotate(jnp.asarray(q), cos[:, None], sin[:, None]), turned_q, rtol=0, atol=5e-5)
-    np.testing.assert_allclose(rotate(jnp.asarray(k), cos[:, None], sin[:, None]), turned_k, rtol=0, atol=5e-5)
+    variant = ours(case)
+    phases = variant.phases(variant.table(case["head_dim"], LENGTH, LENGTH), jnp.asarray(positions))
+    np.testing.assert_allclose(variant.queries(jnp.asarray(q), phases), turned_q, rtol=0, atol=5e-5)
+    np.testing.assert_allclose(variant.keys(jnp.asarray(k), phases), turned_k, rtol=0, atol=5e-5)
