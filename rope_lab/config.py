@@ -44,6 +44,17 @@ class InitConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TheoryConfig:
+    """What the frequencies alone must promise before a run starts.
+
+    Attributes:
+      require_bound: refuse to train where B_m turns negative within the longest context of the curriculum.
+    """
+
+    require_bound: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class Config:
     """A whole run, checked."""
 
@@ -56,6 +67,7 @@ class Config:
     checkpoint: CheckpointConfig
     probes: ProbeConfig
     init: InitConfig
+    theory: TheoryConfig
 
 
 def default() -> ConfigDict:
@@ -157,6 +169,24 @@ def resolve(config: ConfigDict) -> Config:
     return result
 
 
+def parse_variant(name: str, settings: Iterable[str] = ()) -> AbstractPositionEncoding:
+    """A position encoding from its name in `VARIANTS` and `field=value` texts, typed and checked as `--config.rotary.field=value` is.
+
+    Raises:
+      ValueError: naming the field, its value and the remedy.
+    """
+    config = ConfigDict({**_rotary_fields(), "variant": name})
+    known = _leaf_types(config)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals:
+            raise ValueError(f"{setting!r} is not understood; settings of a variant look like base=1e6")
+        if key == "variant" or key not in known:
+            raise ValueError(f"{key!r} is no field of a variant; {_nearest(key, [field for field in known if field != 'variant'])}")
+        config[key] = None if text == "None" else _parsed(text, known[key], key)
+    return _build_rotary(config, flag="")
+
+
 def to_dict(config: ConfigDict) -> dict:
     """The plain, JSON-ready form that a run folder keeps."""
     return _plain(config.to_dict())
@@ -225,7 +255,8 @@ def _build(kind: type, config: Any, path: str) -> Any:
     return kind(**values)
 
 
-def _build_rotary(config: Any) -> AbstractPositionEncoding:
+def _build_rotary(config: Any, flag: str = "--config.rotary.") -> AbstractPositionEncoding:
+    """`flag`: what stands before `field=value` where the user sets it."""
     _reject_unknown(config, _rotary_fields(), "rotary")
     if "variant" not in config:
         raise ValueError("config key rotary.variant is missing; start from rope_lab.config.default()")
@@ -242,11 +273,11 @@ def _build_rotary(config: Any) -> AbstractPositionEncoding:
             users = [other for other, kind in VARIANTS.items() if name in typing.get_type_hints(kind)]
             raise ValueError(
                 f"rotary.{name}={value} means nothing to variant {config.variant!r}; "
-                f"unset it (--config.rotary.{name}=None), or choose variant {' or '.join(users)}"
+                f"unset it ({flag}{name}=None), or choose variant {' or '.join(users)}"
             )
     for field in dataclasses.fields(typing.cast(Any, variant)):
         if field.default is dataclasses.MISSING and field.name not in given:
-            raise ValueError(f"rotary.{field.name} is not set; variant {config.variant!r} needs it: --config.rotary.{field.name}=...")
+            raise ValueError(f"rotary.{field.name} is not set; variant {config.variant!r} needs it: {flag}{field.name}=...")
     return variant(**{name: _checked(value, _strip_none(hints[name])[0], f"rotary.{name}") for name, value in given.items()})
 
 

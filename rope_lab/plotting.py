@@ -1,10 +1,15 @@
 """Figures shared by experiments, reports and notebooks. Each function draws on axes it is given, with units on the labels."""
 
+import itertools
+from pathlib import Path
+
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from rope_lab.rotary import Variant
-from rope_lab.theory.decay import context_bound, quarter_period
+from rope_lab.theory.decay import check_theta, context_bound, gap_blocks, quarter_period
+from rope_lab.theory.periods import periods
 
 
 def loss_by_position(axes: Axes, loss_nats: np.ndarray, *, label: str, color: str, bins: int = 16) -> None:
@@ -39,3 +44,41 @@ def mark_bounds(axes: Axes, variant: Variant, head_dim: int, length: int, *, col
         if distance <= right:
             axes.axvline(distance, ls=style, lw=1, color=color)
             axes.annotate(f" {name} = {distance:.0f}", (distance, 0.75), color=color, fontsize=9)
+
+
+def gap_by_distance(axes: Axes, theta: np.ndarray, length: int, *, label: str, color: str, bins: int = 800) -> None:
+    """The least B_m in each of `bins` stretches of distance, over every integer `0 <= m <= length`: no dip is missed.
+
+    Args:
+      axes: where to draw.
+      theta: float64 of shape `(pairs,)`, radians per token.
+      length: tokens.
+      label, color: of the line.
+      bins: stretches of equal width.
+    """
+    values = np.concatenate([block for _, block in gap_blocks(check_theta(theta), length)])
+    starts = np.unique(np.linspace(0, len(values), min(bins, len(values)), endpoint=False).astype(int))
+    axes.plot(starts, np.minimum.reduceat(values, starts), lw=1, color=color, label=label)
+    axes.set(xlabel="distance $m$ (tokens)", ylabel=r"least $B_m$ in each stretch (units of $2\sigma^2$)", xlim=(0, length))
+
+
+def period_by_pair(axes: Axes, theta: np.ndarray, *, label: str, color: str) -> None:
+    """Tokens for a full turn of each pair, on a logarithmic axis; pairs that stand still are left out."""
+    axes.plot(np.flatnonzero(theta), periods(theta)[theta != 0], lw=1.2, color=color, label=label)
+    axes.set(xlabel="pair $i$", ylabel="period (tokens)", yscale="log")
+
+
+def compare_variants(spectra: dict[str, np.ndarray], length: int, picture: Path) -> None:
+    """B_m up to `length` beside the periods of several spectra, by label, into a PNG file."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for (label, theta), color in zip(spectra.items(), itertools.cycle(f"C{i}" for i in range(10)), strict=False):
+        gap_by_distance(left, theta, length, label=label, color=color)
+        period_by_pair(right, theta, label=label, color=color)
+    left.axhline(0, color="black", lw=0.8)
+    right.axhline(length, color="black", lw=0.8, ls=":")
+    right.annotate(" the length", (0, length), fontsize=8, va="bottom")
+    left.set_title("Preference for similar tokens; below 0 it is lost")
+    right.set_title("Spectra")
+    left.legend(fontsize=8)
+    figure.savefig(picture, dpi=150)

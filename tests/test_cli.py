@@ -16,6 +16,7 @@ from rope_lab.assembly import checkpoint_steps
 from rope_lab.data.store import write_store
 from rope_lab.data.tokenizer import load_tokenizer
 from rope_lab.metrics import read_metrics
+from rope_lab.rotary import VARIANTS
 
 REPO = Path(__file__).parents[1]
 
@@ -31,6 +32,9 @@ SMALL = {
     "probes.perplexity.windows_per_document": "1",
     "probes.retrieval.rows": "8",
 }
+
+# B_m = cos(m) + cos(m / 10) + cos(m / 100) + cos(m / 1000), the spectrum of head_dim 8 and base 1e4
+VERDICT = "theory: holds: L_theta = 90 covers 64 tokens; least B_m 0.05584 at distance 28\n"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,7 @@ def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("elsewhere")
     done = in_a_process(folder, "train", "--workdir=runs/first", *small(data))
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "done: runs/first\n"
+    assert done.stdout == f"{VERDICT}done: runs/first\n"
     return folder / "runs" / "first"
 
 
@@ -91,10 +95,10 @@ def test_a_finished_run_exits_with_0_and_holds_what_it_promises(run: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "rope-lab: unknown command 'trian'; one of prepare, train, probe"),
+        (["trian"], "rope-lab: unknown command 'trian'; one of prepare, train, probe, theory"),
         (
             ["train", "--config=configs/tiny.py", "--workdir=new", "--config.rotary.variant=ropee"],
-            "rope-lab train: rotary.variant='ropee' is unknown (did you mean 'rope'?); one of rope, pi, ntk, abf, method1, method2, none",
+            f"rope-lab train: rotary.variant='ropee' is unknown (did you mean 'rope'?); one of {', '.join(VARIANTS)}",
         ),
         (
             ["train", "--config=broken.py", "--workdir=new"],
@@ -149,7 +153,7 @@ OVERRIDES = [
     ("model.hidden=3", "unknown config key model.hidden; did you mean 'model.hidden_size'?"),
     (
         "modl.x=3",
-        "unknown config key modl.x; one of checkpoint, data, init, mesh, model, optimizer, probes, rotary, train",
+        "unknown config key modl.x; one of checkpoint, data, init, mesh, model, optimizer, probes, rotary, theory, train",
     ),
     (
         "mesh=3",
@@ -179,12 +183,13 @@ OVERRIDES = [
     ("rotary.variant=pi", "rotary.factor is not set; variant 'pi' needs it: --config.rotary.factor=..."),
     (
         "rotary.factor=2",
-        "rotary.factor=2.0 means nothing to variant 'rope'; unset it (--config.rotary.factor=None), or choose variant pi or ntk or method2",
+        "rotary.factor=2.0 means nothing to variant 'rope'; unset it (--config.rotary.factor=None), or choose variant pi or ntk or "
+        "dynamic_ntk or ntk_by_parts or yarn or llama3 or longrope or method2",
     ),
     (
         "rotary.variant=none",
         "rotary.base=10000.0 means nothing to variant 'none'; unset it (--config.rotary.base=None), "
-        "or choose variant rope or pi or ntk or abf or method1 or method2",
+        f"or choose variant {' or '.join(name for name in VARIANTS if name not in ('custom', 'none'))}",
     ),
     ("rotary.base=1", "base=1.0 must be a finite number above 1 (10000 in the original RoPE)"),
     ("rotary.base=nan", "base=nan must be a finite number above 1 (10000 in the original RoPE)"),
@@ -272,7 +277,7 @@ def test_an_override_that_cannot_be(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--trian"], "rope-lab: unknown command '--trian'; one of prepare, train, probe"),
+        (["--trian"], "rope-lab: unknown command '--trian'; one of prepare, train, probe, theory"),
         (["train"], "rope-lab train: the following arguments are required: --config, --workdir; see rope-lab train --help"),
         (["train", "--config=tiny.py"], "rope-lab train: the following arguments are required: --workdir; see rope-lab train --help"),
         (
@@ -401,6 +406,27 @@ def test_a_step_that_was_never_saved_cannot_be_probed(run: Path, capsys: pytest.
     refused(capsys, run, ["probe", f"--workdir={run}", "--step=1"], f"rope-lab probe: {run} has no checkpoint of step 1; steps it has: [2]")
 
 
+def test_a_run_below_the_bound_is_told_so_and_refused_where_the_config_says(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    below = "below the bound: L_theta = 8, 64 tokens are asked for; B_m < 0 at 22 distances, least -2.114 at 28"
+    enough = "the smallest valid base of plain RoPE at head_dim 8 and 64 tokens is about 3,888; from 60,571 up every base is valid"
+    arguments = ["train", f"--workdir={tmp_path}/new", *small(data, rotary__base="100")]
+    message = f"rope-lab train: theory.require_bound=True, but RoPE(base=100.0) is {below}; {enough}"
+    refused(capsys, tmp_path, [*arguments, "--config.theory.require_bound=true"], message)
+    none = ["--config.rotary.variant=none", "--config.rotary.base=None"]
+    nothing = "NoPE() is not described by frequencies alone: the theory does not apply"
+    message = f"rope-lab train: theory.require_bound=True, but {nothing}; set --config.theory.require_bound=False"
+    refused(capsys, tmp_path, [*arguments, *none, "--config.theory.require_bound=true"], message)
+
+    monkeypatch.setattr(rope_lab.commands.train, "train", lambda *_, **__: None)
+    assert main(arguments) == 0
+    assert capsys.readouterr().out == f"theory: {below}\ntheory: {enough}\ndone: {tmp_path}/new\n"
+    arguments[1] = f"--workdir={tmp_path}/nope"
+    assert main([*arguments, *none]) == 0
+    assert capsys.readouterr().out == f"theory: {nothing}\ndone: {tmp_path}/nope\n"
+
+
 # --- exit codes ------------------------------------------------------------------------------------------------------------------------
 
 
@@ -409,7 +435,7 @@ def test_help_names_every_command_and_exits_with_0(arguments: list[str], capsys:
     assert main(arguments) == 0
     told = capsys.readouterr()
     assert told.err == ""
-    assert [line.split()[0] for line in told.out.splitlines()[2:]] == ["prepare", "train", "probe"]
+    assert [line.split()[0] for line in told.out.splitlines()[2:]] == ["prepare", "train", "probe", "theory"]
 
 
 def test_probing_a_checkpoint_exits_with_0_and_prints_every_metric(run: Path, capsys: pytest.CaptureFixture):

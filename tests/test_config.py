@@ -131,6 +131,7 @@ FIELDS: dict[str, tuple] = {
     "probes.retrieval.seed": ("3", 3),
     "init.from": ("runs/before=None", "runs/before=None"),
     "init.step": ("3", 3, "init.from=runs/before"),
+    "theory.require_bound": ("true", True),
 }
 
 

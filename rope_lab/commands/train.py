@@ -7,6 +7,7 @@ import jax
 from ml_collections import ConfigDict
 
 from rope_lab.assembly import assemble, check_origin, first_state, past_the_wall
+from rope_lab.commands.verdict import launch_lines
 from rope_lab.config import load, resolve
 from rope_lab.runs import open_run
 from rope_lab.train.loop import train
@@ -46,7 +47,11 @@ def train_from_config(config: ConfigDict, workdir: str) -> Path:
     checked = resolve(config)
     assembly = assemble(checked)
     check_origin(checked, workdir)
+    longest = max(length for length, _ in checked.train.curriculum)
+    verdict = launch_lines(checked.rotary, checked.model.head_dim, longest, require_bound=checked.theory.require_bound)
     folder = open_run(workdir, config)
+    if jax.process_index() == 0:
+        print("\n".join(verdict))
     with past_the_wall(f"training in {folder}"):
         train(
             folder,

@@ -1,0 +1,1 @@
+"""Other people's checkpoints and configs, in and out."""
