@@ -1,6 +1,7 @@
 """Two models that differ in the rotary base alone, and what each can retrieve. Run by `make demo`; see README.md beside this file."""
 
 import argparse
+import csv
 import sys
 import time
 from pathlib import Path
@@ -85,25 +86,36 @@ def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=150)
 
 
-def table(runs: list[Run], workdir: Path) -> Table:
-    """The figures behind the picture."""
-    result = Table(title=f"context {LENGTH}, head_dim {HEAD_DIM}")
-    for column in ("run", "L_theta", "quarter period", "text nats", "effective length", "95 %", "mean acc.", "acc. 192-256"):
-        result.add_column(column, justify="left" if column == "run" else "right")
-    for run in runs:
-        theta = RoPE(base=run.base).spectrum(HEAD_DIM, LENGTH).theta
-        text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "retrieval")[0]
-        result.add_row(
-            run.title,
-            f"{context_bound(theta):,}",
-            f"{quarter_period(theta):,.0f}",
-            f"{text['loss_nats']:.3f}",
-            f"{retrieval['effective_length_tokens']}",
-            f"{retrieval['effective_length_low_tokens']}-{retrieval['effective_length_high_tokens']}",
-            f"{retrieval['accuracy']:.2f}",
-            f"{retrieval['accuracy_farthest']:.2f}",
-        )
-    return result
+def figures(run: Run, workdir: Path) -> dict[str, str | float]:
+    """What the picture shows of one run, as numbers."""
+    theta = RoPE(base=run.base).spectrum(HEAD_DIM, LENGTH).theta
+    text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "retrieval")[0]
+    return {
+        "run": run.title,
+        "L_theta": context_bound(theta),
+        "quarter period": round(quarter_period(theta)),
+        "text nats": round(text["loss_nats"], 4),
+        "effective length": retrieval["effective_length_tokens"],
+        "95 % from": retrieval["effective_length_low_tokens"],
+        "to": retrieval["effective_length_high_tokens"],
+        "mean accuracy": round(retrieval["accuracy"], 4),
+        "at 192-256": round(retrieval["accuracy_farthest"], 4),
+    }
+
+
+def report(runs: list[Run], workdir: Path, seed: int, console: Console) -> None:
+    """Prints the figures, and keeps them in `demo.csv`."""
+    rows = [figures(run, workdir) for run in runs]
+    table = Table(title=f"context {LENGTH}, head_dim {HEAD_DIM}")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column == "run" else "right")
+    for row in rows:
+        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
+    console.print(table)
+    with (workdir / "demo.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, ["seed", *rows[0]])
+        writer.writeheader()
+        writer.writerows({"seed": seed} | row for row in rows)
 
 
 def main() -> int:
@@ -121,7 +133,7 @@ def main() -> int:
     steps = require_paired(args.workdir / runs[0].name, args.workdir / runs[1].name)
     picture = args.workdir / "demo.png"
     draw(runs, args.workdir, picture)
-    console.print(table(runs, args.workdir))
+    report(runs, args.workdir, args.seed, console)
     console.print(
         f"{runs[0].title} and {runs[1].title} started from the same parameters and saw the same {steps} batches (hashes compared)."
     )
