@@ -149,7 +149,7 @@ def train(
     with closing(Checkpoints(folder, checkpoint)) as checkpoints, ExitStack() as stack:
         saved = checkpoints.steps()
         batches = pipeline.dataset(plan, jax.process_index(), jax.process_count())[saved[-1] if saved else 0 :]
-        batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)))
+        batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
         state = checkpoints.restore(saved[-1], trainable.abstract) if saved else first_state()
         step = int(state.step)
         writer = stack.enter_context(closing(MetricWriter(folder, keep_through=step if saved else -1, process=jax.process_index())))
