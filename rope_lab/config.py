@@ -23,7 +23,7 @@ import rope_lab
 from rope_lab.data.pipeline import DataConfig, stages
 from rope_lab.model.llama import LlamaConfig
 from rope_lab.probes.suite import ProbeConfig
-from rope_lab.rotary import VARIANTS, AbstractPositionEncoding
+from rope_lab.rotary import VARIANTS, AbstractPositionEncoding, Scaled
 from rope_lab.train.checkpoint import CheckpointConfig
 from rope_lab.train.loop import TrainConfig
 from rope_lab.train.optimizer import OptimizerConfig
@@ -228,13 +228,17 @@ def _fields(kind: type) -> dict:
 
 
 def _rotary_fields() -> dict:
-    """`variant`, and the fields of all variants, each unset: a variant's own default holds until a config says otherwise."""
+    """`variant`, the fields of all variants and of what scales any of them, each unset: a variant's own default holds until then."""
     fields: dict[str, Any] = {"variant": "rope"}
-    for variant in VARIANTS.values():
-        for name, kind in typing.get_type_hints(variant).items():
+    for hints in (*map(typing.get_type_hints, VARIANTS.values()), _scaling_hints()):
+        for name, kind in hints.items():
             inner, _ = _strip_none(kind)
             fields[name] = config_dict.placeholder(typing.get_origin(inner) or inner)
     return fields
+
+
+def _scaling_hints() -> dict[str, Any]:
+    return {name: kind for name, kind in typing.get_type_hints(Scaled).items() if name != "encoding"}
 
 
 def _build(kind: type, config: Any, path: str) -> Any:
@@ -268,6 +272,9 @@ def _build_rotary(config: Any, flag: str = "--config.rotary.") -> AbstractPositi
     variant = VARIANTS[config.variant]
     hints = typing.get_type_hints(variant)
     given = {name: value for name, value in config.items() if name != "variant" and value is not None}
+    scaling = {
+        name: _checked(given.pop(name), _strip_none(kind)[0], f"rotary.{name}") for name, kind in _scaling_hints().items() if name in given
+    }
     for name, value in given.items():
         if name not in hints:
             users = [other for other, kind in VARIANTS.items() if name in typing.get_type_hints(kind)]
@@ -278,7 +285,8 @@ def _build_rotary(config: Any, flag: str = "--config.rotary.") -> AbstractPositi
     for field in dataclasses.fields(typing.cast(Any, variant)):
         if field.default is dataclasses.MISSING and field.name not in given:
             raise ValueError(f"rotary.{field.name} is not set; variant {config.variant!r} needs it: {flag}{field.name}=...")
-    return variant(**{name: _checked(value, _strip_none(hints[name])[0], f"rotary.{name}") for name, value in given.items()})
+    encoding = variant(**{name: _checked(value, _strip_none(hints[name])[0], f"rotary.{name}") for name, value in given.items()})
+    return Scaled(encoding=encoding, **scaling) if scaling else encoding
 
 
 def _checked(value: Any, kind: Any, path: str) -> Any:

@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 
 import rope_lab
 from rope_lab.config import Config, default, resolve, to_dict
-from rope_lab.rotary import Variant
+from rope_lab.rotary import Scaled, Variant
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "ml-collections", "numpy")
 
@@ -90,9 +90,10 @@ def _leaves(tree: dict, prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def _spectrum(config: Config) -> dict:
-    if not isinstance(config.rotary, Variant):
+    encoding = config.rotary.encoding if isinstance(config.rotary, Scaled) else config.rotary
+    if not isinstance(encoding, Variant):
         return {"variant": repr(config.rotary)}
-    spectrum = config.rotary.spectrum(config.model.head_dim, config.train.curriculum[-1][0])
+    spectrum = encoding.spectrum(config.model.head_dim, config.train.curriculum[-1][0])
     return {
         "variant": repr(config.rotary),
         "head_dim": config.model.head_dim,

@@ -226,6 +226,18 @@ def turned(x: np.ndarray, positions: np.ndarray, theta: list[float], attention_f
     return out
 
 
+def query_scale(
+    position: int, *, log_n_length: int | None = None, temperature_length: int | None = None, temperature_scale: float | None = None
+) -> float:
+    """Log-n scaling (2310.05209: never under 1) times Llama 4's temperature, at one position."""
+    scale = 1.0
+    if log_n_length is not None and position + 1 > log_n_length:
+        scale *= math.log(position + 1, log_n_length)
+    if temperature_length is not None and temperature_scale is not None:
+        scale *= 1 + temperature_scale * math.log(1 + (position + 1) // temperature_length)
+    return scale
+
+
 def encoded(name: str, q: np.ndarray, k: np.ndarray, positions: np.ndarray, length: int, parameters: dict) -> tuple[np.ndarray, np.ndarray]:
     """Queries and keys as attention should get them; for xPos its powers are taken about position 0."""
     head_dim = q.shape[-1]

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from rope_lab.config import Config, default, load, resolve
 from rope_lab.data.pipeline import LLAMA_WEIGHTS
-from rope_lab.rotary import ABF, PI, Custom, DynamicNTK, Llama3, LongRoPE, Method2, NoPE, NTKByParts, Partial, RoPE, XPos, YaRN
+from rope_lab.rotary import ABF, PI, Custom, DynamicNTK, Llama3, LongRoPE, Method2, NoPE, NTKByParts, Partial, RoPE, Scaled, XPos, YaRN
 from tests.rotary.examples import frequencies_file
 
 EXTENDED: dict[str, Any] = {"factor": 2.0, "trained_length": 64, "base": 1e4}
@@ -72,6 +72,19 @@ FIELDS: dict[str, tuple] = {
     ),
     "rotary.path": (FREQUENCIES, Custom(path=FREQUENCIES), "rotary.variant=custom", "rotary.base=None"),
     "rotary.scale_base": ("1024", XPos(scale_base=1024.0, base=1e4), "rotary.variant=xpos"),
+    "rotary.log_n_length": ("64", Scaled(encoding=RoPE(base=1e4), log_n_length=64)),
+    "rotary.temperature_length": (
+        "64",
+        Scaled(encoding=NoPE(), temperature_length=64, temperature_scale=0.1),
+        "rotary.variant=none",
+        "rotary.base=None",
+        "rotary.temperature_scale=0.1",
+    ),
+    "rotary.temperature_scale": (
+        "1",
+        Scaled(encoding=RoPE(base=1e4), temperature_length=64, temperature_scale=1.0),
+        "rotary.temperature_length=64",
+    ),
     "model.vocab_size": ("1_000", 1000),
     "model.num_layers": ("3", 3),
     "model.hidden_size": ("128", 128),

@@ -61,6 +61,15 @@ def test_a_variant_comes_back_equal_with_its_spectrum_beside_it(name: str, tmp_p
         assert list(kept) == ["variant"]
 
 
+def test_a_scaled_variant_keeps_the_spectrum_of_what_it_scales(tmp_path: Path):
+    folder = open_run(str(tmp_path / "run"), tiny("rotary.log_n_length=128"))
+    kept = json.loads((folder / "spectrum.json").read_text())
+    rotary = resolve(open_config(str(folder))).rotary
+    assert kept["variant"] == repr(rotary)
+    assert "log_n_length=128" in kept["variant"]
+    assert kept["theta_radians_per_token"] == rotary.encoding.spectrum(32, 256).theta.tolist()  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_tuples_of_tuples_and_unset_fields_come_back(tmp_path: Path):
     config = tiny("data.weights=(('book', 0.25), ('play', 0.75))", "probes.retrieval.edges=(16, 64)", "init.from=before", "init.step=3")
     back = resolve(open_config(str(open_run(str(tmp_path / "run"), config))))

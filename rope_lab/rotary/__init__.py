@@ -20,6 +20,7 @@ from rope_lab.rotary.pi import PI
 from rope_lab.rotary.resonance import Resonance
 from rope_lab.rotary.rope import RoPE
 from rope_lab.rotary.rotate import PhaseTable, cos_sin, phase_table, rotate
+from rope_lab.rotary.scaled import Scaled
 from rope_lab.rotary.spectrum import Spectrum, inverse_powers
 from rope_lab.rotary.xpos import XPos
 from rope_lab.rotary.yarn import YaRN
@@ -61,6 +62,7 @@ __all__ = [
     "PhaseTable",
     "Resonance",
     "RoPE",
+    "Scaled",
     "Spectrum",
     "Variant",
     "XPos",

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from rope_lab.model.generate import generate
+from rope_lab.rotary import AbstractPositionEncoding, Scaled
 from tests.model.small import logits, model, tokens
 from tests.rotary.examples import ALL, example
 
@@ -16,9 +17,12 @@ def without_cache(graph, params, prompts: np.ndarray, num_tokens: int) -> np.nda
     return rows[:, prompts.shape[1] :]
 
 
-@pytest.mark.parametrize("name", ALL)
-def test_cached_decoding_equals_full_forwards(name: str):
-    graph, params = model(example(name), query_key_norm=True)
+SCALED = Scaled(encoding=example("dynamic_ntk"), log_n_length=3, temperature_length=4, temperature_scale=0.5)
+
+
+@pytest.mark.parametrize("encoding", [*map(example, ALL), SCALED], ids=[*ALL, "scaled"])
+def test_cached_decoding_equals_full_forwards(encoding: AbstractPositionEncoding):
+    graph, params = model(encoding, query_key_norm=True)
     prompts = tokens(3, 11)
     want = without_cache(graph, params, prompts, 6)
     np.testing.assert_array_equal(generate(graph, params, prompts, 6), want)

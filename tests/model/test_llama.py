@@ -10,7 +10,7 @@ from flax import nnx
 
 from rope_lab.model.flops import matmul_parameters, parameter_count, train_flops_per_token
 from rope_lab.model.llama import REMAT_POLICIES, Llama, LlamaConfig
-from rope_lab.rotary import RoPE
+from rope_lab.rotary import RoPE, Scaled
 from rope_lab.train.loss import token_losses
 from tests.model.small import VOCAB, config, logits, model, positions, tokens
 from tests.rotary.examples import ALL, example
@@ -46,6 +46,18 @@ def test_packed_documents_equal_separate_ones(name: str, restart: bool):
     for document, got in ((first, together[:, :7]), (second, together[:, 7:])):
         alone = np.concatenate([document, tokens(1, 16 - document.shape[1])], axis=1)
         np.testing.assert_allclose(got, logits(graph, params, alone)[:, : document.shape[1]], atol=5e-5)
+
+
+def test_packed_documents_equal_separate_ones_under_a_scaling_by_position():
+    """That factor is of the position itself, so the law asks for positions that restart."""
+    graph, params = model(Scaled(encoding=RoPE(), log_n_length=3, temperature_length=2, temperature_scale=0.5))
+    first, second = tokens(1, 7, seed=1), tokens(1, 9, seed=2)
+    where, segments = np.concatenate([positions(1, 7), positions(1, 9)], axis=1), np.array([[1] * 7 + [2] * 9], np.int32)
+    together = logits(graph, params, np.concatenate([first, second], axis=1), where, segments)
+    np.testing.assert_allclose(together[:, :7], logits(graph, params, first), atol=5e-5)
+    np.testing.assert_allclose(together[:, 7:], logits(graph, params, second), atol=5e-5)
+    unscaled, _ = model(RoPE())
+    assert np.abs(together[:, :7] - logits(unscaled, params, first)).max() > 1e-2
 
 
 @pytest.mark.parametrize("name", ALL)
