@@ -68,6 +68,9 @@ def test_bound(capsys: pytest.CaptureFixture):
     text = shown(capsys, "bound", "--length=1000")
     assert "infimum 4,206" in text
     assert "stable 6,018" in text
+    quick = asked(capsys, "bound", "--length=1000", "--no-intervals")
+    assert (quick["infimum"], quick["stable"], quick["intervals"]) == (found["infimum"], found["stable"], None)
+    assert "intervals" not in shown(capsys, "bound", "--length=1000", "--no-intervals")
 
 
 def test_bound_of_a_head_without_one_is_null_and_not_a_number_in_words(capsys: pytest.CaptureFixture):

@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     bound.add_argument("--length", type=int, required=True, metavar="N", help="tokens")
     bound.add_argument("--head-dim", type=int, default=128, metavar="D")
     bound.add_argument("--resolution", type=float, default=1e-3, metavar="R", help="relative width in base; 0.001 by default")
+    bound.add_argument("--no-intervals", dest="intervals", action="store_false", help="infimum and stable base alone: half the time")
 
     table = command("table", "the lower bounds printed in arXiv:2405.14591, Table 2, beside ours")
     table.add_argument("--longest", type=int, default=max(PAPER_TABLE_2), metavar="N", help="leave out longer contexts")
@@ -93,8 +94,8 @@ Output = tuple[dict[str, Any], Sequence[Table | str]]
 
 
 def _bound(args: argparse.Namespace) -> Output:
-    found = base_bound(args.length, args.head_dim, resolution=args.resolution)
-    return dataclasses.asdict(found), [intervals_table(found), *bound_sentences(found)]
+    found = base_bound(args.length, args.head_dim, resolution=args.resolution, intervals=args.intervals)
+    return dataclasses.asdict(found), [*([intervals_table(found)] if args.intervals else []), *bound_sentences(found)]
 
 
 def _table(args: argparse.Namespace) -> Output:

@@ -80,9 +80,12 @@ def intervals_table(bound: BaseBound) -> Table:
 def bound_sentences(bound: BaseBound) -> list[str]:
     """Infimum, stable base and intervals, each with what is proved of it."""
     proof = bound.guarantee
-    return [
+    lines = [
+        f"head_dim {bound.head_dim}, {bound.length:,} tokens",
         f"infimum {base_text(bound.infimum)} ({proof.infimum}: below it no valid interval wider than {proof.widest_gap:.2g} in ln base, "
         f"{proof.gaps:.2g} in all, can hide)",
         f"stable {base_text(bound.stable)} ({proof.stable}: every larger base is valid; right to {proof.stable_precision:.2g} in ln base)",
-        f"intervals: {proof.intervals}, one base each {proof.resolution:g}; {len(bound.intervals or ())} found",
     ]
+    if bound.intervals is not None:
+        lines.append(f"intervals: {proof.intervals}, one base each {proof.resolution:g}; {len(bound.intervals)} found")
+    return lines
