@@ -95,6 +95,7 @@ FIELDS: dict[str, tuple] = {
     "model.tie_embeddings": ("true", True),
     "model.query_key_norm": ("False", False),
     "model.attention_bias": ("True", True),
+    "model.nope_every": ("2", 2),
     "model.norm_epsilon": ("1e-6", 1e-6),
     "model.embedding_init_std": ("0.5", 0.5),
     "model.residual_init_scale": ("1", 1.0),

@@ -40,6 +40,7 @@ class LlamaConfig:
       tie_embeddings: the output projection is the transposed embedding.
       query_key_norm: RMSNorm over each head's queries and keys, before the rotation.
       attention_bias: biases on the query, key and value projections.
+      nope_every: every k-th layer (k, 2 k, ..., counted from 1) takes no position encoding; None: all layers take it.
       norm_epsilon: added to the mean square in RMSNorm.
       embedding_init_std: standard deviation of the embedding's initial values; other matrices start at 1 / sqrt(fan-in).
       residual_init_scale: further factor on the two projections that write to the residual stream.
@@ -58,6 +59,7 @@ class LlamaConfig:
     tie_embeddings: bool = False
     query_key_norm: bool = False
     attention_bias: bool = False
+    nope_every: int | None = None
     norm_epsilon: float = 1e-5
     embedding_init_std: float = 0.02
     residual_init_scale: float = 1.0
@@ -73,6 +75,11 @@ class LlamaConfig:
             raise ValueError(f"model.head_dim={self.head_dim} must be even: rotary embeddings turn dimensions in pairs")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"model.num_heads={self.num_heads} must be a multiple of model.num_kv_heads={self.num_kv_heads}")
+        if self.nope_every is not None and not 2 <= self.nope_every <= self.num_layers:
+            raise ValueError(
+                f"model.nope_every={self.nope_every} must lie in 2 .. model.num_layers={self.num_layers}; "
+                "for no positions in any layer choose rotary.variant=none"
+            )
         if self.compute_dtype not in ("bfloat16", "float32"):
             raise ValueError(f"model.compute_dtype={self.compute_dtype!r} must be 'bfloat16' or 'float32'")
         if self.remat not in REMAT_POLICIES:
@@ -122,8 +129,8 @@ class Attention(nnx.Module):
         self.encoding = encoding
         self.config = config
 
-    def project(self, x_BTM: jax.Array, phases: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Encoded queries `(B, H, T, D)`, encoded keys and values `(B, K, T, D)`."""
+    def project(self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Encoded queries `(B, H, T, D)`, encoded keys and values `(B, K, T, D)`; left unencoded where the scalar `encodes` is False."""
         dtype = x_BTM.dtype
         q = jnp.einsum("BTM,MHD->BHTD", x_BTM, self.query[...].astype(dtype))
         k = jnp.einsum("BTM,MKD->BKTD", x_BTM, self.key[...].astype(dtype))
@@ -134,7 +141,10 @@ class Attention(nnx.Module):
             v = v + self.value_bias[...].astype(dtype)[:, None]
         if self.config.query_key_norm:
             q, k = self.query_norm(q), self.key_norm(k)
-        return self.encoding.queries(q, phases), self.encoding.keys(k, phases), v
+        encoded_q, encoded_k = self.encoding.queries(q, phases), self.encoding.keys(k, phases)
+        if encodes is None:
+            return encoded_q, encoded_k, v
+        return jnp.where(encodes, encoded_q, q), jnp.where(encodes, encoded_k, k), v
 
     def merge_heads(self, out_BHTD: jax.Array) -> jax.Array:
         """The output projection, shape `(B, T, M)`."""
@@ -165,14 +175,16 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_epsilon, "embed")
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x_BTM: jax.Array, phases: Any, mask_BTT: jax.Array) -> jax.Array:
-        q, k, v = self.attention.project(self.attention_norm(x_BTM), phases)
+    def __call__(self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, mask_BTT: jax.Array) -> jax.Array:
+        q, k, v = self.attention.project(self.attention_norm(x_BTM), phases, encodes)
         x_BTM = x_BTM + self.attention.merge_heads(attend(q, k, v, mask_BTT))
         return x_BTM + self.mlp(self.mlp_norm(x_BTM))
 
-    def extend(self, x_BTM: jax.Array, phases: Any, mask_1TS: jax.Array, cache: KVCache, start: jax.Array) -> tuple[jax.Array, KVCache]:
+    def extend(
+        self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, mask_1TS: jax.Array, cache: KVCache, start: jax.Array
+    ) -> tuple[jax.Array, KVCache]:
         """The same layer with this layer's cache (no L axis) written at `start .. start + T - 1` and read up to there."""
-        q, k, v = self.attention.project(self.attention_norm(x_BTM), phases)
+        q, k, v = self.attention.project(self.attention_norm(x_BTM), phases, encodes)
         keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, k, start, axis=2)
         values = jax.lax.dynamic_update_slice_in_dim(cache.values, v, start, axis=2)
         x_BTM = x_BTM + self.attention.merge_heads(attend(q, keys, values, mask_1TS))
@@ -224,14 +236,15 @@ class Llama(nnx.Module):
         mask = causal_mask(T, segment_ids_BT)
         graph, stacked = nnx.split(self.layers)
 
-        def layer(x_BTM: jax.Array, parameters: nnx.State) -> tuple[jax.Array, None]:
-            x_BTM = nnx.merge(graph, parameters)(x_BTM, phases, mask)
+        def layer(x_BTM: jax.Array, inputs: tuple[nnx.State, jax.Array | None]) -> tuple[jax.Array, None]:
+            parameters, encodes = inputs
+            x_BTM = nnx.merge(graph, parameters)(x_BTM, phases, encodes, mask)
             return self.constrain(x_BTM, ("batch", "length", "activation")), None
 
         policy = REMAT_POLICIES[self.config.remat]
         if policy is not None:
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
-        x_BTM, _ = jax.lax.scan(layer, self._embed(tokens_BT), stacked, unroll=self.config.scan_unroll)
+        x_BTM, _ = jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L()), unroll=self.config.scan_unroll)
         return self._logits(x_BTM)
 
     def extend(self, tokens_BT: jax.Array, start: jax.Array, cache: KVCache, table: Any) -> tuple[jax.Array, KVCache]:
@@ -252,12 +265,18 @@ class Llama(nnx.Module):
         mask_1TS = (jnp.arange(S)[None] <= positions_T[:, None])[None]
         graph, stacked = nnx.split(self.layers)
 
-        def layer(x_BTM: jax.Array, inputs: tuple[nnx.State, KVCache]) -> tuple[jax.Array, KVCache]:
-            parameters, layer_cache = inputs
-            return nnx.merge(graph, parameters).extend(x_BTM, phases, mask_1TS, layer_cache, start)
+        def layer(x_BTM: jax.Array, inputs: tuple[nnx.State, jax.Array | None, KVCache]) -> tuple[jax.Array, KVCache]:
+            parameters, encodes, layer_cache = inputs
+            return nnx.merge(graph, parameters).extend(x_BTM, phases, encodes, mask_1TS, layer_cache, start)
 
-        x_BTM, cache = jax.lax.scan(layer, self._embed(tokens_BT), (stacked, cache))
+        x_BTM, cache = jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L(), cache))
         return self._logits(x_BTM), cache
+
+    def _encodes_L(self) -> jax.Array | None:
+        """Which layers take positions; None where all do, so that the common model carries nothing for it."""
+        if self.config.nope_every is None:
+            return None
+        return jnp.arange(1, self.config.num_layers + 1) % self.config.nope_every != 0
 
     def _embed(self, tokens_BT: jax.Array) -> jax.Array:
         x_BTM = self.embedding[...].astype(self.config.compute_dtype)[tokens_BT]

@@ -32,6 +32,7 @@ def theirs(case: Case) -> np.ndarray:
         rope_parameters=case.rope,
         max_position_embeddings=64,
         attn_implementation="eager",
+        **({"no_rope_layer_interval": shape.nope_every, "pad_token_id": None} if shape.nope_every else {}),
     )
     model = getattr(transformers, f"{case.theirs}ForCausalLM")(config).eval()
     weights = {name: torch.from_numpy(value) for name, value in named_as_theirs(shape, parameters(shape)).items()}

@@ -30,6 +30,12 @@ def test_cached_decoding_equals_full_forwards(encoding: AbstractPositionEncoding
     assert len(set(want.ravel().tolist())) > 5  # and the text is no constant
 
 
+def test_cached_decoding_with_layers_that_take_no_positions():
+    graph, params = model(example("rope"), num_layers=3, nope_every=2)
+    prompts = tokens(2, 11)
+    np.testing.assert_array_equal(generate(graph, params, prompts, 6), without_cache(graph, params, prompts, 6))
+
+
 def test_one_token_of_prompt_is_enough():
     graph, params = model(example("rope"))
     np.testing.assert_array_equal(generate(graph, params, tokens(2, 1), 5), without_cache(graph, params, tokens(2, 1), 5))

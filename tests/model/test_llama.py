@@ -121,6 +121,25 @@ def test_the_initial_parameters_do_not_depend_on_the_encoding():
     jax.tree.map(np.testing.assert_array_equal, *made)
 
 
+def test_layers_without_positions_are_every_kth():
+    """With the parameters of the others switched off, what remains tells the layer that knows positions from the one that does not."""
+    graph, params = model(RoPE(), num_layers=4, nope_every=2)
+    rows, spread = tokens(1, 12), 3 * positions(1, 12)
+    for layer, encoded in enumerate([True, False, True, False]):
+        alone = jax.tree.map(lambda leaf: leaf, params)
+        keep = np.arange(4) == layer
+        for block, name in (("attention", "out"), ("mlp", "down")):
+            weights = np.asarray(params["layers"][block][name])
+            alone["layers"][block][name] = jnp.asarray(weights * keep.reshape(4, *[1] * (weights.ndim - 1)))
+        T = 36  # a table that holds the spread positions
+        near, far = (
+            logits(graph, alone, np.pad(rows, ((0, 0), (0, T - 12))), np.pad(at, ((0, 0), (0, T - 12))))
+            for at in (positions(1, 12), spread)
+        )
+        moved = np.abs(near[:, :12] - far[:, :12]).max()
+        assert (moved > 1e-3) if encoded else (moved == 0)
+
+
 def test_flops_are_six_a_parameter_and_attention():
     shape = config()
     _, params = model(RoPE())
@@ -137,6 +156,8 @@ def test_flops_are_six_a_parameter_and_attention():
         ({"head_dim": 63}, "model.head_dim=63 must be even"),
         ({"num_heads": 4, "num_kv_heads": 3}, "model.num_heads=4 must be a multiple of model.num_kv_heads=3"),
         ({"num_layers": 0}, "model.num_layers=0 must be at least 1"),
+        ({"nope_every": 1}, "model.nope_every=1 must lie in 2 .. model.num_layers=2; for no positions in any layer"),
+        ({"nope_every": 3}, "model.nope_every=3 must lie in 2 .. model.num_layers=2; for no positions in any layer"),
         ({"compute_dtype": "float16"}, "model.compute_dtype='float16' must be 'bfloat16' or 'float32'"),
         ({"remat": "some"}, "model.remat='some' must be one of none, dots, full"),
     ],

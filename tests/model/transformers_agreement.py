@@ -28,6 +28,9 @@ CASES = {
     "llama": Case(_config(), RoPE(base=1e4), "Llama", {"rope_type": "default", "rope_theta": 1e4}),
     "llama_tied_pi": Case(_config(tie_embeddings=True), PI(factor=4.0), "Llama", {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}),
     "qwen2_bias": Case(_config(attention_bias=True), RoPE(base=1e6), "Qwen2", {"rope_type": "default", "rope_theta": 1e6}),
+    "smollm3_nope": Case(
+        _config(nope_every=2, tie_embeddings=True), RoPE(base=1e6), "SmolLM3", {"rope_type": "default", "rope_theta": 1e6}
+    ),
     "qwen3_norm": Case(_config(query_key_norm=True), RoPE(base=1e6), "Qwen3", {"rope_type": "default", "rope_theta": 1e6}),
 }
 
