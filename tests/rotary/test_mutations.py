@@ -57,6 +57,14 @@ MUTATIONS = {
         "inverse_powers(base, head_dim) * factor ** (-2.0 * np.arange(head_dim // 2) / (head_dim - 2))",
         "inverse_powers((base * factor) ** (head_dim / (head_dim - 2)), head_dim)",
     ),
+    "scales dynamically below the trained length too": Mutation(
+        "dynamic_ntk.py", "max(length, self.trained_length) / self.trained_length", "length / self.trained_length"
+    ),
+    "ends the ramp of YaRN at half a head": Mutation("yarn.py", "min(high, head_dim - 1)", "min(high, head_dim // 2 - 1)"),
+    "turns the front of a partial head in pairs half a head apart": Mutation(
+        "partial.py", 'if self.layout == "proportional":', "if self.layout:"
+    ),
+    "lets xPos queries and keys fade alike": Mutation("xpos.py", "for growth in (fade, -fade)", "for growth in (fade, fade)"),
     "turns queries alone": Mutation("encoding.py", "return rotate(k, *phases)", "return k"),
 }
 
@@ -77,7 +85,7 @@ def run_rotary_tests(folder: Path, mutation: Mutation | None, *options: str) -> 
         source = path.read_text()
         assert source.count(mutation.old) == 1, f"{mutation.file} no longer holds the text to change once: {mutation.old}"
         path.write_text(source.replace(mutation.old, mutation.new))
-    quickest_first = [f"tests/rotary/test_{name}.py" for name in ("spectrum", "rotate", "encoding")]
+    quickest_first = [f"tests/rotary/test_{name}.py" for name in ("spectrum", "rotate", "encoding", "xpos")]
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *options, *quickest_first]
     return subprocess.run(command, cwd=folder, env={**os.environ, "PYTHONPATH": str(folder)}, capture_output=True, text=True, check=False)
 
