@@ -318,6 +318,21 @@ def test_check_reads_a_config_and_a_run_folder_of_ours(tmp_path: Path, capsys: p
     )
 
 
+def test_check_tells_layers_without_positions_of_ours_apart(capsys: pytest.CaptureFixture):
+    found = asked(capsys, "check", "configs/tiny.py", "--config.model.num_layers=4", "--config.model.nope_every=2")
+    assert [(kind["kind"], kind["layers"], kind["applies"]) for kind in found["layer_kinds"]] == [
+        ("full_attention", [0, 2], True),
+        ("no_position", [1, 3], False),
+    ]
+
+
+def test_a_scale_on_the_logits_changes_no_sign(capsys: pytest.CaptureFixture):
+    plain = asked(capsys, "variant", "--config=configs/tiny.py")
+    scaled = asked(capsys, "variant", "--config=configs/tiny.py", "--config.rotary.log_n_length=64")
+    assert scaled["variant"].startswith("Scaled(encoding=RoPE(")
+    assert {**scaled, "variant": ""} == {**plain, "variant": ""}
+
+
 # --- bad input -------------------------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,6 @@
 """what frequencies alone promise: base bounds, a variant's or a published model's verdict, periods
 
-bound     bases of plain RoPE that are valid for a context length      periods   critical dimension, T_extra, critical base
-table     the paper's Table 2 beside ours                              compare   several variants in one picture
-variant   one variant's spectrum against one length                    check     a config.json, a config.py or a run folder
+All from the frequencies: no model is built and no accelerator is touched.
 """
 
 import argparse
@@ -16,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from rope_lab.commands.theory_tables import base_text, bound_sentences, intervals_table, plain, spectrum_table, verdict_table
-from rope_lab.commands.verdict import NO_THEORY, Verdict, base_sentence, judge, sufficient_base
+from rope_lab.commands.verdict import NO_THEORY, Verdict, base_sentence, extends, judge, rotary_of, sufficient_base
 from rope_lab.config import Config, load, parse_variant, resolve
-from rope_lab.interop.hf_config import FULL, HFPositions, LayerKind, read_hf_config
-from rope_lab.rotary import AbstractPositionEncoding, Variant
+from rope_lab.interop.hf_config import FULL, NO_POSITION, HFPositions, LayerKind, read_hf_config
+from rope_lab.rotary import AbstractPositionEncoding, NoPE
 from rope_lab.runs import open_config
 from rope_lab.theory.decay import check_length
 from rope_lab.theory.lower_bound import PAPER_TABLE_2, base_bound
@@ -188,8 +186,8 @@ def _check(args: argparse.Namespace) -> Output:
             length = claimed if kind.length == positions.claimed_length else min(kind.length, claimed)
         if args.trained_length is not None and kind.trained_length == positions.trained_length:
             seen = trained
-        about = {"kind": kind.name, "layers": kind.layers, "applies": isinstance(kind.encoding, Variant)}
-        if not isinstance(kind.encoding, Variant):
+        about = {"kind": kind.name, "layers": kind.layers, "applies": rotary_of(kind.encoding) is not None}
+        if not about["applies"]:
             kinds.append(about | {"variant": str(kind.encoding), "verdict": f"{kind.encoding} {NO_THEORY}"})
             notes.append(f"{kind.name} ({len(kind.layers)} layers): {kind.encoding} {NO_THEORY}")
             continue
@@ -235,21 +233,25 @@ def _without_overrides(overrides: list[str], value: Any) -> Any:
 
 
 def _own(config: Config) -> HFPositions:
-    length = _longest(config)
-    kind = LayerKind(
-        name=FULL,
-        layers=tuple(range(config.model.num_layers)),
-        encoding=config.rotary,
-        head_dim=config.model.head_dim,
-        length=length,
-        trained_length=_trained(config.rotary, length),
-    )
-    return HFPositions(model_type="rope_lab", claimed_length=length, trained_length=kind.trained_length, kinds=(kind,))
+    """A model of ours: one kind of layer, and every k-th without positions where the config says so."""
+    length, model = _longest(config), config.model
+    trained = _trained(config.rotary, length)
+    without = [i for i in range(model.num_layers) if model.nope_every is not None and (i + 1) % model.nope_every == 0]
+    kinds = [
+        LayerKind(name=name, layers=tuple(layers), encoding=encoding, head_dim=model.head_dim, length=length, trained_length=trained)
+        for name, layers, encoding in (
+            (FULL, [i for i in range(model.num_layers) if i not in without], config.rotary),
+            (NO_POSITION, without, NoPE()),
+        )
+        if layers
+    ]
+    return HFPositions(model_type="rope_lab", claimed_length=length, trained_length=trained, kinds=tuple(kinds))
 
 
 def _trained(encoding: AbstractPositionEncoding, length: int) -> int | None:
     """A variant that extends a model knows the length of pretraining, or nobody does; any other is trained at `length`."""
-    return getattr(encoding, "trained_length", None if hasattr(encoding, "factor") else length)
+    variant = rotary_of(encoding)
+    return getattr(variant, "trained_length", None if variant is not None and extends(variant) else length)
 
 
 def _longest(config: Config) -> int:

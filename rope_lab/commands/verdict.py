@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rope_lab.rotary import AbstractPositionEncoding, RoPE, Variant
+from rope_lab.rotary import AbstractPositionEncoding, RoPE, Scaled, Variant
 from rope_lab.theory.decay import check_length, context_bound, quarter_period, violations
 from rope_lab.theory.lower_bound import BaseBound, base_bound
 from rope_lab.theory.periods import angle_ranges
@@ -16,8 +16,6 @@ SEARCH_LIMIT = 2**20
 """Tokens up to which L_theta is looked for, unless more are claimed."""
 
 NO_THEORY = "is not described by frequencies alone: the theory does not apply"
-
-_EXTENDS = ("factor", "short_factor")  # a variant with such a field extends a model that was pretrained with plain RoPE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,18 +102,19 @@ def judge(encoding: AbstractPositionEncoding, head_dim: int, length: int, traine
     Raises:
       ValueError: if the encoding is not frequencies alone, or a length cannot be scanned.
     """
-    if not isinstance(encoding, Variant):
+    turned = rotary_of(encoding)
+    if turned is None:
         raise ValueError(f"{encoding} {NO_THEORY}")
     length = check_length("length", length)
     if trained_length is None:
-        trained_length = getattr(encoding, "trained_length", None)
-    spectrum = encoding.spectrum(head_dim, length)
+        trained_length = getattr(turned, "trained_length", None)
+    spectrum = turned.spectrum(head_dim, length)
     limit = max(length, SEARCH_LIMIT)
     reached = context_bound(spectrum.theta, limit)
     found = violations(spectrum.theta, length)
     unseen = None
     if trained_length is not None:
-        seen = pretraining_spectrum(encoding, head_dim, check_length("trained_length", trained_length))
+        seen = pretraining_spectrum(turned, head_dim, check_length("trained_length", trained_length))
         unseen = angle_ranges(seen, spectrum.theta, trained_length=trained_length, target_length=length).out_of_distribution
     return Verdict(
         variant=str(encoding),
@@ -135,9 +134,20 @@ def judge(encoding: AbstractPositionEncoding, head_dim: int, length: int, traine
     )
 
 
+def rotary_of(encoding: AbstractPositionEncoding) -> Variant | None:
+    """The variant whose frequencies decide the signs of B_m: a growing scale on the logits changes none. None: there is none."""
+    inner = encoding.encoding if isinstance(encoding, Scaled) else encoding
+    return inner if isinstance(inner, Variant) else None
+
+
+def extends(encoding: Variant) -> bool:
+    """Whether a variant extends a model that was pretrained with plain RoPE: those have a factor."""
+    return hasattr(encoding, "factor")
+
+
 def pretraining_spectrum(encoding: Variant, head_dim: int, trained_length: int) -> np.ndarray:
     """The frequencies of pretraining, radians per token: plain RoPE's where the variant extends a model, else its own."""
-    if any(hasattr(encoding, name) for name in _EXTENDS):
+    if extends(encoding):
         return RoPE(base=encoding.base).spectrum(head_dim, trained_length).theta  # pyright: ignore[reportAttributeAccessIssue]
     return encoding.spectrum(head_dim, trained_length).theta
 
@@ -154,7 +164,7 @@ def launch_lines(encoding: AbstractPositionEncoding, head_dim: int, length: int,
     Raises:
       ValueError: if `require_bound` and the spectrum is below the bound, or has none.
     """
-    if not isinstance(encoding, Variant):
+    if rotary_of(encoding) is None:
         if require_bound:
             raise ValueError(f"theory.require_bound=True, but {encoding} {NO_THEORY}; set --config.theory.require_bound=False")
         return [f"theory: {encoding} {NO_THEORY}"]

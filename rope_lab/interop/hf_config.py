@@ -13,6 +13,7 @@ from typing import Any
 from rope_lab.rotary import PI, AbstractPositionEncoding, DynamicNTK, Llama3, LongRoPE, NoPE, Partial, RoPE, YaRN
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+NO_POSITION = "no_position"
 
 _BASE_10_000 = ("llama", "mistral", "mixtral", "qwen2", "phi3", "gemma", "gemma2")
 _DEFAULTS: dict[str, dict[str, Any]] = {name: {"rope_theta": 10_000.0} for name in _BASE_10_000} | {
@@ -123,7 +124,7 @@ def positions(config: dict[str, Any]) -> HFPositions:
             if layers:
                 kinds.append(
                     LayerKind(
-                        name="no_position" if nope else name,
+                        name=NO_POSITION if nope else name,
                         layers=layers,
                         encoding=NoPE() if nope else each.encoding,
                         head_dim=_head_dim(config, name),
