@@ -16,7 +16,7 @@ test: $(VENV)/installed ## every test that needs neither torch nor a GPU; under 
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --nbmake notebooks -q
 
-demo: $(VENV)/installed ## pretrain base=1e2 and base=1e6, probe both, draw the picture; about eight minutes on two cores
+demo: $(VENV)/installed ## pretrain base=1e2 and base=1e6, probe both, draw the picture; about five minutes on two cores
 	$(BIN)/python experiments/00_demo/demo.py
 
 reference: $(VENV)/reference ## compare with torch and transformers live (downloads both)

@@ -73,6 +73,13 @@ def test_bound(capsys: pytest.CaptureFixture):
     assert "intervals" not in shown(capsys, "bound", "--length=1000", "--no-intervals")
 
 
+def test_long_bounds_leave_the_intervals_out_and_say_so(capsys, monkeypatch):
+    monkeypatch.setattr("rope_lab.commands.theory.INTERVALS_BY_DEFAULT", 999)
+    assert asked(capsys, "bound", "--length=1000")["intervals"] is None
+    assert "intervals: left out at this length; --intervals samples them" in shown(capsys, "bound", "--length=1000")
+    assert len(asked(capsys, "bound", "--length=1000", "--intervals")["intervals"]) > 1
+
+
 def test_bound_of_a_head_without_one_is_null_and_not_a_number_in_words(capsys: pytest.CaptureFixture):
     found = asked(capsys, "bound", "--length=2", "--head-dim=2")
     assert (found["infimum"], found["stable"], found["guarantee"]["closed_form_above"], found["intervals"]) == (None, None, None, [])

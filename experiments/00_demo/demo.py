@@ -5,7 +5,7 @@ import csv
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib
 
@@ -86,31 +86,29 @@ def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
     figure.savefig(picture, dpi=150)
 
 
-def figures(run: Run, workdir: Path) -> dict[str, str | float]:
+def figures(run: Run, workdir: Path) -> dict[str, Any]:
     """What the picture shows of one run, as numbers."""
     theta = RoPE(base=run.base).spectrum(HEAD_DIM, LENGTH).theta
     text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "retrieval")[0]
     return {
         "run": run.title,
-        "L_theta": context_bound(theta),
-        "quarter period": round(quarter_period(theta)),
-        "text nats": round(text["loss_nats"], 4),
-        "effective length": retrieval["effective_length_tokens"],
-        "95 % from": retrieval["effective_length_low_tokens"],
-        "to": retrieval["effective_length_high_tokens"],
-        "mean accuracy": round(retrieval["accuracy"], 4),
-        "at 192-256": round(retrieval["accuracy_farthest"], 4),
+        "L_theta (tokens)": context_bound(theta),
+        "slowest quarter period (tokens)": round(quarter_period(theta)),
+        "held-out text loss (nats)": round(text["loss_nats"], 4),
+        "effective length (tokens)": retrieval["effective_length_tokens"],
+        "effective length, 95 % from": retrieval["effective_length_low_tokens"],
+        "effective length, 95 % to": retrieval["effective_length_high_tokens"],
+        "retrieval accuracy, mean": round(retrieval["accuracy"], 4),
+        "retrieval accuracy at 192-256": round(retrieval["accuracy_farthest"], 4),
     }
 
 
 def report(runs: list[Run], workdir: Path, seed: int, console: Console) -> None:
     """Prints the figures, and keeps them in `demo.csv`."""
     rows = [figures(run, workdir) for run in runs]
-    table = Table(title=f"context {LENGTH}, head_dim {HEAD_DIM}")
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column == "run" else "right")
-    for row in rows:
-        table.add_row(*(f"{value:,}" if isinstance(value, int) else str(value) for value in row.values()))
+    table = Table("", *(run.title for run in runs), title=f"context {LENGTH}, head_dim {HEAD_DIM}")
+    for name in list(rows[0])[1:]:
+        table.add_row(name, *(f"{row[name]:,}" for row in rows))
     console.print(table)
     with (workdir / "demo.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ["seed", *rows[0]])
