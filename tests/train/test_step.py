@@ -54,9 +54,15 @@ def test_micro_batches_change_nothing(one_step):
 def test_the_loss_is_a_weighted_mean_over_the_global_batch(one_step):
     results, state, graph = one_step
     rows = batch()
-    each = token_losses(logits(graph, state.params, rows.tokens), jnp.asarray(rows.targets))
-    want = np.sum(np.asarray(each) * rows.weights) / rows.weights.sum()
+
+    @jax.jit
+    def mean(params: dict) -> jax.Array:
+        each = token_losses(logits(graph, params, rows.tokens), jnp.asarray(rows.targets))
+        return jnp.sum(each * rows.weights) / rows.weights.sum()
+
+    want, gradient = jax.value_and_grad(mean)(state.params)
     np.testing.assert_allclose(results[4][1]["train/loss_nats"], want, rtol=1e-5)
+    np.testing.assert_allclose(results[4][1]["train/gradient_norm"], optax.tree.norm(gradient), rtol=1e-4)
 
 
 def test_the_step_counts_itself_and_its_tokens(one_step):
