@@ -321,7 +321,11 @@ def _check_together(config: Config) -> None:
     for name in ("tokens_per_step", "microbatches"):
         if getattr(config.train, name) < 1:
             raise ValueError(f"train.{name}={getattr(config.train, name)} must be at least 1")
-    for name, seed in (("train", config.train.seed), ("data", config.data.seed), ("probes.retrieval", config.probes.retrieval.seed)):
+    for name, seed in (
+        ("train", config.train.seed),
+        ("data", config.data.seed),
+        ("probes.kv_by_distance", config.probes.kv_by_distance.seed),
+    ):
         if not 0 <= seed < 2**32:
             raise ValueError(f"{name}.seed={seed} must lie in 0 .. 2**32 - 1")
     plan = stages(config.train.curriculum, config.train.tokens_per_step)

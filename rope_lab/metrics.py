@@ -11,7 +11,7 @@ from tensorboardX import SummaryWriter
 class MetricWriter:
     """Appends scalars to `metrics.jsonl` (`metrics-P.jsonl` in process P > 0) and, in process 0, to TensorBoard.
 
-    Names carry scope and unit: `train/loss_nats`, `probe/retrieval/effective_length_tokens`.
+    Names carry scope and unit: `train/loss_nats`, `probe/kv_by_distance/effective_length_tokens`.
 
     Args:
       folder: the run folder.

@@ -44,8 +44,17 @@ def open_run(workdir: str, config: ConfigDict) -> Path:
         _write(folder / "config.json", wanted)  # last: it marks the folder as a run
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices("run folder made")
-    _reject_difference(folder, _read_config(folder), wanted)
+    require_same_config(folder, config)
     return folder
+
+
+def require_same_config(folder: Path, config: ConfigDict) -> None:
+    """Makes sure that the run in `folder` was made with this config.
+
+    Raises:
+      ValueError: naming the keys that differ.
+    """
+    _reject_difference(folder, _read_config(folder), json.loads(json.dumps(to_dict(config))))
 
 
 def open_config(workdir: str) -> ConfigDict:

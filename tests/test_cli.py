@@ -30,7 +30,7 @@ SMALL = {
     "train.tokens_per_step": "512",
     "optimizer.warmup_steps": "1",
     "probes.perplexity.windows_per_document": "1",
-    "probes.retrieval.rows": "8",
+    "probes.kv_by_distance.rows": "8",
 }
 
 # B_m = cos(m) + cos(m / 10) + cos(m / 100) + cos(m / 1000), the spectrum of head_dim 8 and base 1e4
@@ -88,7 +88,7 @@ def test_a_finished_run_exits_with_0_and_holds_what_it_promises(run: Path):
     }
     assert sorted(str(path.relative_to(run)) for path in run.rglob("*.npz")) == [
         "probes/perplexity/step_00000002.npz",
-        "probes/retrieval/step_00000002.npz",
+        "probes/kv_by_distance/step_00000002.npz",
     ]
 
 
@@ -213,7 +213,7 @@ OVERRIDES = [
     ("train.microbatches=3", "train.microbatches=3 must divide the 8 rows of a step at context length 64"),
     ("train.seed=-1", f"train.seed=-1 {SEED}"),
     ("data.seed=4294967296", f"data.seed=4294967296 {SEED}"),
-    ("probes.retrieval.seed=-1", f"probes.retrieval.seed=-1 {SEED}"),
+    ("probes.kv_by_distance.seed=-1", f"probes.kv_by_distance.seed=-1 {SEED}"),
     ("optimizer.schedule=linear", "optimizer.schedule='linear' must be one of cosine, constant, wsd"),
     (
         "optimizer.schedule=wsd",
@@ -252,10 +252,10 @@ OVERRIDES = [
     ),
     ("probes.path=nowhere", "folder='nowhere' holds no token store; prepare one: rope-lab prepare FILES --out nowhere"),
     ("probes.perplexity.windows_per_document=0", "probes.perplexity.windows_per_document=0 must be at least 1"),
-    ("probes.retrieval.rows=0", "probes.retrieval.rows=0 must be at least 1"),
-    ("probes.retrieval.threshold=2", "probes.retrieval.threshold=2.0 must lie in (0, 1]: it is an accuracy"),
-    ("probes.retrieval.edges=(32, 16)", "probes.retrieval.edges=(32, 16) must increase"),
-    ("probes.retrieval.edges=(16, 64, 99)", "probes.retrieval.edges=(16, 64, 99) must lie within the distances 1 .. 63"),
+    ("probes.kv_by_distance.rows=0", "probes.kv_by_distance.rows=0 must be at least 1"),
+    ("probes.kv_by_distance.threshold=2", "probes.kv_by_distance.threshold=2.0 must lie in (0, 1]: it is an accuracy"),
+    ("probes.kv_by_distance.edges=(32, 16)", "probes.kv_by_distance.edges=(32, 16) must increase"),
+    ("probes.kv_by_distance.edges=(16, 64, 99)", "probes.kv_by_distance.edges=(16, 64, 99) must lie within the distances 1 .. 63"),
     # forks
     ("init.step=3", "init.step=3 needs init.from, the run folder it is a step of"),
     (

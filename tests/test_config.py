@@ -139,10 +139,10 @@ FIELDS: dict[str, tuple] = {
     "probes.length": ("64", 64),
     "probes.path": ("other/folder", "other/folder"),
     "probes.perplexity.windows_per_document": ("2", 2),
-    "probes.retrieval.rows": ("16", 16),
-    "probes.retrieval.edges": ("(16, 64)", (16, 64)),
-    "probes.retrieval.threshold": ("0.9", 0.9),
-    "probes.retrieval.seed": ("3", 3),
+    "probes.kv_by_distance.rows": ("16", 16),
+    "probes.kv_by_distance.edges": ("(16, 64)", (16, 64)),
+    "probes.kv_by_distance.threshold": ("0.9", 0.9),
+    "probes.kv_by_distance.seed": ("3", 3),
     "init.from": ("runs/before=None", "runs/before=None"),
     "init.step": ("3", 3, "init.from=runs/before"),
     "theory.require_bound": ("true", True),
@@ -343,7 +343,7 @@ def test_resolve_names_the_key_the_value_and_the_type(values: dict[str, Any], me
 
 
 @pytest.mark.parametrize(
-    "name", ["rotary", "rotary.variant", "model", "checkpoint", "init", "model.head_dim", "data.retrieval", "probes.retrieval.rows"]
+    "name", ["rotary", "rotary.variant", "model", "checkpoint", "init", "model.head_dim", "data.retrieval", "probes.kv_by_distance.rows"]
 )
 def test_resolve_names_what_is_missing(name: str):
     tree = tiny().to_dict()

@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "config": {"rotary", "model", "data", "train", "probes"},
     "runs": {"config", "rotary"},
     "assembly": {"runs", "config", "rotary", "model", "data", "train", "probes"},
+    "sweep": {"runs", "assembly", "config", "data"},
     "commands": EVERYTHING,
     "__main__": EVERYTHING,
 }
@@ -84,7 +85,7 @@ def test_imports_follow_the_table(path: Path):
         ("rotary", "from rope_lab import theory"),
         ("rotary", "from ..model import llama"),
         ("data", "from rope_lab.rotary import RoPE"),
-        ("train", "from rope_lab.probes.retrieval import build"),
+        ("train", "from rope_lab.probes.kv_by_distance import build"),
         ("train", "def late():\n    from rope_lab import probes"),
         ("train", "import importlib\nimportlib.import_module('rope_lab.probes')"),
         ("probes", "from rope_lab.train.step import train_step"),

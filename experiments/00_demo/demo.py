@@ -74,7 +74,7 @@ def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for run in runs:
         loss_by_position(left, final(workdir / run.name, "perplexity")[1]["loss_by_position_nats"], label=run.title, color=run.color)
-        arrays = final(workdir / run.name, "retrieval")[1]
+        arrays = final(workdir / run.name, "kv_by_distance")[1]
         accuracy_by_distance(right, arrays["edges_tokens"], arrays["accuracy"], label=run.title, color=run.color, style=run.style)
     mark_bounds(right, RoPE(base=1e2), HEAD_DIM, LENGTH, color="tab:red")
     right.axhline(1 / 16, lw=0.8, color="gray")
@@ -89,7 +89,7 @@ def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
 def figures(run: Run, workdir: Path) -> dict[str, Any]:
     """What the picture shows of one run, as numbers."""
     theta = RoPE(base=run.base).spectrum(HEAD_DIM, LENGTH).theta
-    text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "retrieval")[0]
+    text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "kv_by_distance")[0]
     return {
         "run": run.title,
         "L_theta (tokens)": context_bound(theta),

@@ -11,8 +11,8 @@ from rope_lab.data.pipeline import DataConfig, store_tokenizer
 from rope_lab.data.retrieval import make_surface
 from rope_lab.data.store import TokenStore, open_sources
 from rope_lab.data.tokenizer import AbstractTokenizer
+from rope_lab.probes.kv_by_distance import KVByDistanceConfig, KVByDistanceProbe
 from rope_lab.probes.perplexity import PerplexityConfig, PerplexityProbe, held_out_windows
-from rope_lab.probes.retrieval import RetrievalProbe, RetrievalProbeConfig
 from rope_lab.probes.score import Scorer
 
 Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
@@ -24,14 +24,14 @@ class ProbeConfig:
     every_steps: cadence inside training; they run at the last step in any case.
     length: context length probed, tokens; None: the last stage of the length curriculum.
     path: folder of held-out token stores; None: the sample's held-out books, in the run's tokenizer.
-    perplexity, retrieval: each probe's own fields.
+    perplexity, kv_by_distance: each probe's own fields.
     """
 
     every_steps: int = 1000
     length: int | None = None
     path: str | None = None
     perplexity: PerplexityConfig = field(default_factory=PerplexityConfig)
-    retrieval: RetrievalProbeConfig = field(default_factory=RetrievalProbeConfig)
+    kv_by_distance: KVByDistanceConfig = field(default_factory=KVByDistanceConfig)
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:
@@ -78,5 +78,5 @@ def make_probes(
     surface = make_surface(data.retrieval, tokenizer)
     return {
         "perplexity": PerplexityProbe(scorer, windows, documents),
-        "retrieval": RetrievalProbe(scorer, windows, surface, data.retrieval, config.retrieval),
+        "kv_by_distance": KVByDistanceProbe(scorer, windows, surface, data.retrieval, config.kv_by_distance),
     }

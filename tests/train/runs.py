@@ -21,7 +21,7 @@ SHORT = (
     "--config.checkpoint.every_steps=5",
     "--config.probes.every_steps=10",
     "--config.probes.perplexity.windows_per_document=1",
-    "--config.probes.retrieval.rows=32",
+    "--config.probes.kv_by_distance.rows=32",
 )
 
 

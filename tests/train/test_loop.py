@@ -30,7 +30,7 @@ def test_a_run_learns_and_tells(finished):
         assert line["train/tokens_per_second"] == pytest.approx(1024 / line["train/step_seconds"])
         full, causal = (line[f"train/model_flops_per_second_per_device_{kind}_attention"] for kind in ("full", "causal"))
         assert full > causal > 0
-    probed = [line for line in read_metrics(finished) if "probe/retrieval/effective_length_tokens" in line]
+    probed = [line for line in read_metrics(finished) if "probe/kv_by_distance/effective_length_tokens" in line]
     assert [line["step"] for line in probed] == [10, 20]
     with np.load(finished / "probes" / "perplexity" / "step_00000020.npz") as arrays:
         assert arrays["loss_by_position_nats"].shape == (64,)

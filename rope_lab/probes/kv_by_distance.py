@@ -13,7 +13,7 @@ from rope_lab.probes.score import Scorer
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalProbeConfig:
+class KVByDistanceConfig:
     """Attributes:
     rows: contexts scored; each carries up to `data.retrieval.max_records` questions.
     edges: distances that part the buckets, tokens, increasing; empty: 16, 32, 48, 64, 96, 128, 192, 256, 384, ... to the context length.
@@ -28,11 +28,11 @@ class RetrievalProbeConfig:
 
     def __post_init__(self) -> None:
         if self.rows < 1:
-            raise ValueError(f"probes.retrieval.rows={self.rows} must be at least 1")
+            raise ValueError(f"probes.kv_by_distance.rows={self.rows} must be at least 1")
         if not 0 < self.threshold <= 1:
-            raise ValueError(f"probes.retrieval.threshold={self.threshold} must lie in (0, 1]: it is an accuracy")
+            raise ValueError(f"probes.kv_by_distance.threshold={self.threshold} must lie in (0, 1]: it is an accuracy")
         if any(b <= a for a, b in zip(self.edges, self.edges[1:], strict=False)):
-            raise ValueError(f"probes.retrieval.edges={self.edges} must increase")
+            raise ValueError(f"probes.kv_by_distance.edges={self.edges} must increase")
 
 
 def default_edges(length: int) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ def default_edges(length: int) -> tuple[int, ...]:
     return (*(edge for edge in edges if edge < length), length)
 
 
-class RetrievalProbe:
+class KVByDistanceProbe:
     """Accuracy by distance, and the effective context length that follows.
 
     Buckets are half-open, `edges[i - 1] <= distance < edges[i]`, and named by their upper edge. Every row asks at distances of every
@@ -58,14 +58,14 @@ class RetrievalProbe:
       ValueError: if the buckets do not fit the context, or one is left without a question.
     """
 
-    def __init__(self, scorer: Scorer, windows: np.ndarray, surface: Surface, task: RetrievalConfig, config: RetrievalProbeConfig):
+    def __init__(self, scorer: Scorer, windows: np.ndarray, surface: Surface, task: RetrievalConfig, config: KVByDistanceConfig):
         length = windows.shape[1] - 1
         edges = np.array(config.edges or default_edges(length))
         shortest, longest = surface.shortest_distance, surface.longest_distance(length)
         lows = np.maximum(np.concatenate([[0], edges[:-1]]), shortest)
         highs = np.minimum(edges, longest + 1)
         if (highs <= lows).any() or edges[-1] > length:
-            raise ValueError(f"probes.retrieval.edges={tuple(edges.tolist())} must lie within the distances {shortest} .. {longest}")
+            raise ValueError(f"probes.kv_by_distance.edges={tuple(edges.tolist())} must lie within the distances {shortest} .. {longest}")
         N, Q = config.rows, task.max_records
         uniforms = row_uniforms(config.seed, np.arange(N), 3 * Q + task.num_keys)
         bucket = (np.arange(Q)[None] + np.arange(N)[:, None]) % len(edges)
@@ -77,7 +77,7 @@ class RetrievalProbe:
         self._bucket = bucket[asked]
         missing = np.setdiff1d(np.arange(len(edges)), self._bucket)
         if len(missing):
-            raise ValueError(f"no question at distances below {edges[missing[0]]} found room; raise probes.retrieval.rows={N}")
+            raise ValueError(f"no question at distances below {edges[missing[0]]} found room; raise probes.kv_by_distance.rows={N}")
         self._scorer, self._edges, self._threshold = scorer, edges, config.threshold
 
     def __call__(self, params: dict) -> tuple[dict[str, float], dict[str, np.ndarray]]:

@@ -8,7 +8,7 @@ import pytest
 
 from rope_lab.data.retrieval import RetrievalConfig, make_surface
 from rope_lab.data.tokenizer import BytesTokenizer
-from rope_lab.probes.retrieval import RetrievalProbe, RetrievalProbeConfig, default_edges
+from rope_lab.probes.kv_by_distance import KVByDistanceConfig, KVByDistanceProbe, default_edges
 from rope_lab.probes.score import Scorer, Scores
 from tests.data.reader import RECORD_AND_ANSWER, SHORTEST, Question, read_row
 
@@ -37,9 +37,9 @@ class StandIn(Scorer):
         return Scores(np.zeros(hits.shape, np.float32), hits)
 
 
-def probe(scorer: StandIn, surface: str = "token", windows: np.ndarray = WINDOWS, **fields) -> RetrievalProbe:
-    config = RetrievalProbeConfig(**fields)
-    return RetrievalProbe(scorer, windows, make_surface(task(surface), BytesTokenizer()), task(surface), config)
+def probe(scorer: StandIn, surface: str = "token", windows: np.ndarray = WINDOWS, **fields) -> KVByDistanceProbe:
+    config = KVByDistanceConfig(**fields)
+    return KVByDistanceProbe(scorer, windows, make_surface(task(surface), BytesTokenizer()), task(surface), config)
 
 
 @pytest.mark.parametrize("surface", SURFACES)
@@ -153,13 +153,16 @@ def test_default_edges_fit_every_length():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"rows": 0}, r"^probes\.retrieval\.rows=0 must be at least 1$"),
-        ({"threshold": 0.0}, r"^probes\.retrieval\.threshold=0\.0 must lie in \(0, 1\]: it is an accuracy$"),
-        ({"threshold": 1.5}, r"^probes\.retrieval\.threshold=1\.5 must lie in \(0, 1\]: it is an accuracy$"),
-        ({"edges": (16, 16)}, r"^probes\.retrieval\.edges=\(16, 16\) must increase$"),
-        ({"edges": (16, 256, 300)}, r"^probes\.retrieval\.edges=\(16, 256, 300\) must lie within the distances 1 \.\. 255$"),
-        ({"edges": (1, 16)}, r"^probes\.retrieval\.edges=\(1, 16\) must lie within the distances 1 \.\. 255$"),
-        ({"rows": 1, "edges": tuple(range(2, 60, 2))}, r"^no question at distances below \d+ found room; raise probes\.retrieval\.rows=1$"),
+        ({"rows": 0}, r"^probes\.kv_by_distance\.rows=0 must be at least 1$"),
+        ({"threshold": 0.0}, r"^probes\.kv_by_distance\.threshold=0\.0 must lie in \(0, 1\]: it is an accuracy$"),
+        ({"threshold": 1.5}, r"^probes\.kv_by_distance\.threshold=1\.5 must lie in \(0, 1\]: it is an accuracy$"),
+        ({"edges": (16, 16)}, r"^probes\.kv_by_distance\.edges=\(16, 16\) must increase$"),
+        ({"edges": (16, 256, 300)}, r"^probes\.kv_by_distance\.edges=\(16, 256, 300\) must lie within the distances 1 \.\. 255$"),
+        ({"edges": (1, 16)}, r"^probes\.kv_by_distance\.edges=\(1, 16\) must lie within the distances 1 \.\. 255$"),
+        (
+            {"rows": 1, "edges": tuple(range(2, 60, 2))},
+            r"^no question at distances below \d+ found room; raise probes\.kv_by_distance\.rows=1$",
+        ),
     ],
 )
 def test_bad_input(fields: dict, message: str):
