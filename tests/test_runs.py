@@ -71,7 +71,6 @@ def test_a_scaled_variant_keeps_the_spectrum_of_what_it_scales(tmp_path: Path):
 
 
 def test_tuples_of_tuples_and_unset_fields_come_back(tmp_path: Path):
-    edges = "probes.kv_by_distance.edges=(16, 64)"
     config = tiny(
         "data.weights=(('book', 0.25), ('play', 0.75))", "probes.kv_by_distance.edges=(16, 64)", "init.from=before", "init.step=3"
     )

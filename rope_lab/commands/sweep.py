@@ -17,9 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("experiment", metavar="EXPERIMENT", help="an experiment's folder, with its sweep.py")
     parser.add_argument("--scale", choices=SCALES, default="tiny", help="tiny: a laptop; paper: a pod")
     parser.add_argument("--workdir", metavar="DIR", help="where the run folders go; runs/EXPERIMENT by default")
-    parser.add_argument(
-        "--only", metavar="PATTERN", default="*", help="runs whose names match, '*_seed0' say, and those they start from"
-    )
+    parser.add_argument("--only", metavar="PATTERN", default="*", help="runs whose names match, '*_seed0' say, and those they start from")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs at a time, each on its share of the cores")
 
 
