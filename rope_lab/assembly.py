@@ -12,7 +12,7 @@ import jax
 from rope_lab.config import Config, resolve
 from rope_lab.data.pipeline import Pipeline, Stage, open_pipeline, stages
 from rope_lab.model.llama import Llama
-from rope_lab.probes.suite import Probe, make_probes
+from rope_lab.probes.suite import Bench, Probe, make_probes
 from rope_lab.runs import open_config
 from rope_lab.train.checkpoint import Checkpoints
 from rope_lab.train.loop import Trainable, build, forked_state, fresh_state
@@ -62,7 +62,8 @@ def assemble(config: Config) -> Assembly:
             )
     total_steps = plan[-1].first_step + plan[-1].num_steps
     trainable = build(partial(Llama, config.model, config.rotary), config.optimizer, total_steps, mesh)
-    probes = make_probes(config.probes, config.data, plan[-1].length, pipeline.tokenizer, trainable.graph, batch_sharding(mesh))
+    bench = Bench(config.probes, config.data, plan[-1].length, pipeline.tokenizer, trainable.graph, batch_sharding(mesh))
+    probes = make_probes(bench, config.probes.names)
     return Assembly(config, mesh, plan, pipeline, trainable, probes)
 
 

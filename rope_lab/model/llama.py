@@ -231,6 +231,10 @@ class Llama(nnx.Module):
         Returns:
           float32, shape `(B, T, V)`.
         """
+        return self.logits(self.hidden(tokens_BT, positions_BT, segment_ids_BT))
+
+    def hidden(self, tokens_BT: jax.Array, positions_BT: jax.Array, segment_ids_BT: jax.Array | None = None) -> jax.Array:
+        """The last layer's output, before the final norm, shape `(B, T, M)`; arguments as in `__call__`."""
         T = tokens_BT.shape[1]
         phases = self.encoding.phases(self.encoding.table(self.config.head_dim, T, T), positions_BT)
         mask = causal_mask(T, segment_ids_BT)
@@ -245,7 +249,14 @@ class Llama(nnx.Module):
         if policy is not None:
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x_BTM, _ = jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L()), unroll=self.config.scan_unroll)
-        return self._logits(x_BTM)
+        return x_BTM
+
+    def logits(self, x_BTM: jax.Array) -> jax.Array:
+        """Next-token logits, float32 of shape `(B, T, V)`, from any places of what `hidden` returns."""
+        x_BTM = self.norm(x_BTM)
+        weights_MV = self.embedding[...].T if self.config.tie_embeddings else self.output[...]
+        logits_BTV = jnp.einsum("BTM,MV->BTV", x_BTM, weights_MV.astype(x_BTM.dtype), preferred_element_type=jnp.float32)
+        return self.constrain(logits_BTV, ("batch", "length", "vocab"))
 
     def extend(self, tokens_BT: jax.Array, start: jax.Array, cache: KVCache, table: Any) -> tuple[jax.Array, KVCache]:
         """Logits of T more tokens of one document, after the `start` tokens that the cache already holds.
@@ -270,7 +281,7 @@ class Llama(nnx.Module):
             return nnx.merge(graph, parameters).extend(x_BTM, phases, encodes, mask_1TS, layer_cache, start)
 
         x_BTM, cache = jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L(), cache))
-        return self._logits(x_BTM), cache
+        return self.logits(x_BTM), cache
 
     def _encodes_L(self) -> jax.Array | None:
         """Which layers take positions; None where all do, so that the common model carries nothing for it."""
@@ -281,12 +292,6 @@ class Llama(nnx.Module):
     def _embed(self, tokens_BT: jax.Array) -> jax.Array:
         x_BTM = self.embedding[...].astype(self.config.compute_dtype)[tokens_BT]
         return self.constrain(x_BTM, ("batch", "length", "activation"))
-
-    def _logits(self, x_BTM: jax.Array) -> jax.Array:
-        x_BTM = self.norm(x_BTM)
-        weights_MV = self.embedding[...].T if self.config.tie_embeddings else self.output[...]
-        logits_BTV = jnp.einsum("BTM,MV->BTV", x_BTM, weights_MV.astype(x_BTM.dtype), preferred_element_type=jnp.float32)
-        return self.constrain(logits_BTV, ("batch", "length", "vocab"))
 
 
 def empty_cache(config: LlamaConfig, batch: int, capacity: int) -> KVCache:

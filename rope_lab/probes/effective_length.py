@@ -63,3 +63,31 @@ def effective_length(
     low, high = np.quantile(redrawn, [0.025, 0.975], method="nearest")
     longest = int(lengths[np.flatnonzero(passing)[-1]]) if passing.any() else 0
     return EffectiveLength(contiguous_length(lengths, accuracy, threshold), longest, int(low), int(high))
+
+
+RULER_THRESHOLD = 0.856
+"""Accuracy of Llama2-7B at 4k tokens, which RULER takes as the pass mark. Source: Hsieh et al., "RULER", arXiv:2404.06654, Table 3."""
+
+
+def length_scalars(lengths: np.ndarray, outcomes: list[np.ndarray], threshold: float) -> dict[str, float]:
+    """What every retrieval probe reports of its accuracy curve.
+
+    Three pass marks: `threshold` itself, with its interval; `threshold` times the accuracy at the shortest length, which tells how far
+    retrieval carries in a model that retrieves poorly even nearby; and RULER's.
+
+    Args:
+      lengths, outcomes, threshold: as in `effective_length`.
+    """
+    absolute = effective_length(lengths, outcomes, threshold)
+    accuracy = np.array([np.mean(trials) for trials in outcomes])
+    relative = threshold * accuracy[0]
+    return {
+        "effective_length_tokens": absolute.contiguous,
+        "effective_length_low_tokens": absolute.low,
+        "effective_length_high_tokens": absolute.high,
+        "longest_passing_length_tokens": absolute.longest,
+        "effective_length_relative_tokens": contiguous_length(lengths, accuracy, relative) if relative > 0 else 0,
+        "effective_length_ruler_tokens": contiguous_length(lengths, accuracy, RULER_THRESHOLD),
+        "accuracy": float(accuracy.mean()),
+        "accuracy_farthest": float(accuracy[-1]),
+    }

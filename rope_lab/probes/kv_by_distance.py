@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rope_lab.data.retrieval import RetrievalConfig, Surface, plant, row_uniforms
-from rope_lab.probes.effective_length import effective_length
+from rope_lab.probes.effective_length import length_scalars
 from rope_lab.probes.score import Scorer
 
 
@@ -86,15 +86,7 @@ class KVByDistanceProbe:
         right = np.all([hits[self._row, end + k] for k in range(self._answer_length)], axis=0)
         outcomes = [right[self._bucket == number] for number in range(len(self._edges))]
         accuracy = np.array([trials.mean() for trials in outcomes])
-        effective = effective_length(self._edges, outcomes, self._threshold)
-        scalars = {
-            "effective_length_tokens": effective.contiguous,
-            "effective_length_low_tokens": effective.low,
-            "effective_length_high_tokens": effective.high,
-            "longest_passing_length_tokens": effective.longest,
-            "accuracy": float(accuracy.mean()),
-            "accuracy_farthest": float(accuracy[-1]),
-        }
+        scalars = length_scalars(self._edges, outcomes, self._threshold)
         distances = self._planted.distances[self._row, self._slot]
         arrays = {
             "edges_tokens": self._edges,

@@ -1,8 +1,10 @@
 """Teacher-forced scoring: one forward pass tells every token's loss and whether greedy decoding would have produced it.
 
-Shape letters: N rows, W tokens in a row, T = W - 1, B rows a forward pass.
+Shape letters: N rows, W tokens in a row, T = W - 1, B rows a forward pass, A answer tokens, D distractors, V vocabulary.
 """
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -11,6 +13,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
+from rope_lab.model.llama import Llama
 from rope_lab.train.loss import token_losses
 
 
@@ -22,6 +25,21 @@ class Scores(NamedTuple):
 
     losses: np.ndarray
     hits: np.ndarray
+
+
+class Answers(NamedTuple):
+    """Scores of the answers that close the rows.
+
+    Attributes:
+      predicted: int32 `(N, A)`: the most likely token at each place of the answer, given the right ones before it.
+      log_probs: float32 `(N, A)`, nats, of the answer's tokens.
+      margins: float32 `(N,)`, nats: by how much the answer's log-probability exceeds the likeliest distractor's, where the two first
+        differ; above 0 the model prefers the answer to every distractor.
+    """
+
+    predicted: np.ndarray
+    log_probs: np.ndarray
+    margins: np.ndarray
 
 
 class Scorer:
@@ -40,17 +58,46 @@ class Scorer:
             logits = nnx.merge(graph, params)(tokens, positions)
             return token_losses(logits, targets), jnp.argmax(logits, axis=-1) == targets
 
+        def answers(answer_length: int, params: dict, rows_BW: jax.Array, distractors_BDA: jax.Array) -> tuple[jax.Array, ...]:
+            tokens, targets_BA = rows_BW[:, :-1], rows_BW[:, -answer_length:]
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+            model: Llama = nnx.merge(graph, params)
+            logits_BAV = model.logits(model.hidden(tokens, positions)[:, -answer_length:])  # no other place is asked about
+            log_probs_BAV = jax.nn.log_softmax(logits_BAV)
+            right_BA = jnp.take_along_axis(log_probs_BAV, targets_BA[..., None], axis=-1)[..., 0]
+            wrong_BDA = jnp.take_along_axis(log_probs_BAV, distractors_BDA.swapaxes(1, 2), axis=-1).swapaxes(1, 2)
+            differs_BD = jnp.argmax(distractors_BDA != targets_BA[:, None], axis=-1)
+            margin_BDA = right_BA[:, None] - wrong_BDA
+            margin_BD = jnp.take_along_axis(margin_BDA, differs_BD[..., None], axis=-1)[..., 0]
+            return jnp.argmax(logits_BAV, axis=-1), right_BA, margin_BD.min(axis=-1)
+
         everywhere = NamedSharding(sharding.mesh, PartitionSpec())
         self._forward = jax.jit(forward, out_shardings=everywhere)
+        self._answers = jax.jit(answers, static_argnums=0, out_shardings=everywhere)
         self._sharding = sharding
         self._tokens = tokens_per_forward
 
     def __call__(self, params: dict, rows_NW: np.ndarray) -> Scores:
         """Scores each row as one document whose positions start at 0."""
+        return Scores(*self._batched(partial(self._forward, params), [rows_NW]))
+
+    def answers(self, params: dict, rows_NW: np.ndarray, answer_length: int, distractors_NDA: np.ndarray) -> Answers:
+        """Scores the last `answer_length` tokens of each row; logits exist at those places only.
+
+        Args:
+          params: of the model.
+          rows_NW: int32, each one document whose positions start at 0.
+          answer_length: A.
+          distractors_NDA: int32, answers that would be wrong; each differs from the right one, and D is at least 1.
+        """
+        return Answers(*self._batched(partial(self._answers, answer_length, params), [rows_NW, distractors_NDA]))
+
+    def _batched(self, forward: Callable[..., tuple[jax.Array, ...]], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What `forward` makes of the rows, in passes of one shape; the first array's width decides how many rows a pass holds."""
+        N, W = arrays[0].shape
         mesh = self._sharding.mesh
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
-        B = max(1, self._tokens // rows_NW.shape[1] // ways) * ways
-        padded = np.concatenate([rows_NW, np.repeat(rows_NW[:1], -len(rows_NW) % B, axis=0)])
-        parts = [self._forward(params, jax.device_put(padded[i : i + B], self._sharding)) for i in range(0, len(padded), B)]
-        losses, hits = (np.concatenate(column)[: len(rows_NW)] for column in zip(*jax.device_get(parts), strict=True))
-        return Scores(losses, hits)
+        B = max(1, self._tokens // W // ways) * ways
+        padded = [np.concatenate([array, np.repeat(array[:1], -N % B, axis=0)]) for array in arrays]
+        parts = [forward(*(jax.device_put(array[i : i + B], self._sharding) for array in padded)) for i in range(0, len(padded[0]), B)]
+        return [np.concatenate(column)[:N] for column in zip(*jax.device_get(parts), strict=True)]
