@@ -10,14 +10,16 @@ import json
 import platform
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax.experimental import multihost_utils
 from ml_collections import ConfigDict
 
 import rope_lab
 from rope_lab.config import Config, default, resolve, to_dict
+from rope_lab.metrics import read_metrics
 from rope_lab.rotary import Scaled, Variant
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorstore", "ml-collections", "numpy")
@@ -73,6 +75,26 @@ def open_config(workdir: str) -> ConfigDict:
     except TypeError as error:
         raise ValueError(f"{folder / 'config.json'} does not fit this version of rope_lab: {error}") from error
     return config
+
+
+class ProbeResult(NamedTuple):
+    """What a probe found at a step: scalars by metric name, arrays by name."""
+
+    step: int
+    scalars: dict[str, float]
+    arrays: dict[str, np.ndarray]
+
+
+def probe_results(folder: Path, probe: str) -> list[ProbeResult]:
+    """Every result that training kept of a probe, in the order of its steps; the last is the run's final one."""
+    prefix, results = f"probe/{probe}/", []
+    for line in read_metrics(folder):
+        path = folder / "probes" / probe / f"step_{line['step']:08d}.npz"
+        scalars = {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(prefix)}
+        if scalars and path.exists():
+            with np.load(path) as arrays:
+                results.append(ProbeResult(line["step"], scalars, dict(arrays)))
+    return results
 
 
 def _read_config(folder: Path) -> dict:

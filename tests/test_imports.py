@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "plan": {"model", "train"},
     "plotting": {"theory", "rotary"},
     "config": {"rotary", "model", "data", "train", "probes"},
-    "runs": {"config", "rotary"},
+    "runs": {"config", "metrics", "rotary"},
     "assembly": {"runs", "config", "rotary", "model", "data", "train", "probes"},
     "sweep": {"runs", "assembly", "config", "data"},
     "commands": EVERYTHING,

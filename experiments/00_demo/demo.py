@@ -11,7 +11,6 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from rope_lab.config import load
 from rope_lab.metrics import read_metrics
 from rope_lab.plotting import accuracy_by_distance, loss_by_position, mark_bounds
 from rope_lab.rotary import RoPE
+from rope_lab.runs import probe_results
 from rope_lab.theory.decay import context_bound, quarter_period
 
 HEAD_DIM, LENGTH = 32, 256
@@ -60,21 +60,13 @@ def require_paired(first: Path, second: Path) -> int:
     return sum(value is not None for value in a) - 1
 
 
-def final(run: Path, probe: str) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """A probe's last scalars and arrays."""
-    prefix = f"probe/{probe}/"
-    line = [line for line in read_metrics(run) if f"{prefix}seconds" in line][-1]
-    scalars = {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(prefix)}
-    with np.load(run / "probes" / probe / f"step_{line['step']:08d}.npz") as arrays:
-        return scalars, dict(arrays)
-
-
 def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
     """Loss by position beside accuracy by distance."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
     for run in runs:
-        loss_by_position(left, final(workdir / run.name, "perplexity")[1]["loss_by_position_nats"], label=run.title, color=run.color)
-        arrays = final(workdir / run.name, "kv_by_distance")[1]
+        losses = probe_results(workdir / run.name, "perplexity")[-1].arrays["loss_by_position_nats"]
+        loss_by_position(left, losses, label=run.title, color=run.color)
+        arrays = probe_results(workdir / run.name, "kv_by_distance")[-1].arrays
         accuracy_by_distance(right, arrays["edges_tokens"], arrays["accuracy"], label=run.title, color=run.color, style=run.style)
     mark_bounds(right, RoPE(base=1e2), HEAD_DIM, LENGTH, color="tab:red")
     right.axhline(1 / 16, lw=0.8, color="gray")
@@ -89,7 +81,7 @@ def draw(runs: list[Run], workdir: Path, picture: Path) -> None:
 def figures(run: Run, workdir: Path) -> dict[str, Any]:
     """What the picture shows of one run, as numbers."""
     theta = RoPE(base=run.base).spectrum(HEAD_DIM, LENGTH).theta
-    text, retrieval = final(workdir / run.name, "perplexity")[0], final(workdir / run.name, "kv_by_distance")[0]
+    text, retrieval = (probe_results(workdir / run.name, probe)[-1].scalars for probe in ("perplexity", "kv_by_distance"))
     return {
         "run": run.title,
         "L_theta (tokens)": context_bound(theta),
