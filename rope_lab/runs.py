@@ -32,7 +32,7 @@ def open_run(workdir: str, config: ConfigDict) -> Path:
       ValueError: if the folder holds a run with another config (the differing keys are named), or is not a run folder.
     """
     folder = Path(workdir).absolute()
-    wanted = json.loads(json.dumps(to_dict(config)))
+    wanted = _json_ready(config)
     if jax.process_index() == 0 and not (folder / "config.json").exists():
         # What a start that was killed right here left behind is ours to write again.
         if folder.is_dir() and any(path.stem not in ("config", "spectrum", "versions") for path in folder.iterdir()):
@@ -51,12 +51,12 @@ def open_run(workdir: str, config: ConfigDict) -> Path:
 
 
 def require_same_config(folder: Path, config: ConfigDict) -> None:
-    """Makes sure that the run in `folder` was made with this config.
+    """Makes sure that the run in `folder` was made with this config; a field younger than the run had its default then.
 
     Raises:
       ValueError: naming the keys that differ.
     """
-    _reject_difference(folder, _read_config(folder), json.loads(json.dumps(to_dict(config))))
+    _reject_difference(folder, _read_config(folder), _json_ready(config), _json_ready(default()))
 
 
 def open_config(workdir: str) -> ConfigDict:
@@ -105,8 +105,12 @@ def _read_config(folder: Path) -> dict:
         raise ValueError(f"{path} is damaged ({error}); choose another --workdir, or bring the file back") from error
 
 
-def _reject_difference(folder: Path, held: dict, wanted: dict) -> None:
-    before, after = dict(_leaves(held)), dict(_leaves(wanted))
+def _json_ready(config: ConfigDict) -> dict:
+    return json.loads(json.dumps(to_dict(config)))
+
+
+def _reject_difference(folder: Path, held: dict, wanted: dict, defaults: dict) -> None:
+    before, after = dict(_leaves(defaults) + _leaves(held)), dict(_leaves(wanted))
     changed = [key for key in sorted(before | after) if before.get(key) != after.get(key)]
     if changed:
         shown = "; ".join(f"{key} is {before.get(key)!r} there, {after.get(key)!r} here" for key in changed[:5])

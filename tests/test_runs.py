@@ -126,6 +126,16 @@ def told(message: str) -> str:
     return f"^{re.escape(message)}$"
 
 
+def test_a_run_older_than_a_field_was_made_with_its_default(tmp_path: Path):
+    folder = open_run(str(tmp_path / "run"), TINY)
+    kept = json.loads((folder / "config.json").read_text())
+    del kept["probes"]["kv_by_distance"]["threshold"]
+    (folder / "config.json").write_text(json.dumps(kept))
+    assert open_run(str(folder), TINY) == folder
+    with pytest.raises(ValueError, match=r"probes\.kv_by_distance\.threshold is 0\.5 there, 0\.9 here"):
+        open_run(str(folder), tiny("probes.kv_by_distance.threshold=0.9"))
+
+
 def test_the_same_config_finds_its_folder_again_and_writes_nothing(tmp_path: Path):
     folder = open_run(str(tmp_path / "run"), TINY)
     before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in folder.iterdir()}
