@@ -24,6 +24,17 @@ class PerplexityConfig:
             raise ValueError(f"probes.perplexity.windows_per_document={self.windows_per_document} must be at least 1")
 
 
+def document_places(stores: dict[str, TokenStore]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where every document stands, in the order of the stores.
+
+    Returns:
+      int64 `(documents,)` each: the store's number, the document's first token in it (the separator), and its tokens.
+    """
+    numbers = np.repeat(np.arange(len(stores)), [store.info.num_documents for store in stores.values()])
+    first = np.concatenate([store.offsets[:-1] for store in stores.values()])
+    return numbers, first, np.concatenate([np.diff(store.offsets) for store in stores.values()])
+
+
 def held_out_windows(stores: dict[str, TokenStore], length: int, per_document: int) -> tuple[np.ndarray, np.ndarray]:
     """Windows of `length + 1` tokens, evenly spaced in every document that is long enough, and no token a target twice.
 
@@ -52,7 +63,8 @@ class PerplexityProbe:
     """Loss of held-out text at each position of the context.
 
     Reports both means in use: over all tokens (`loss_nats`, `token_weighted`), and over documents, each weighing the same
-    (`per_document_loss_nats`, `per_document_mean` of perplexities).
+    (`per_document_loss_nats`, `per_document_mean` of perplexities). By position there is the loss at each, and in octaves of context:
+    bucket i holds the tokens given `edges[i] <= c < edges[i + 1]` tokens of it.
 
     Args:
       scorer: runs the model.
@@ -73,4 +85,13 @@ class PerplexityProbe:
             "per_document_mean": float(np.exp(by_document).mean()),
             "loss_last_quarter_nats": float(losses[:, -(losses.shape[1] // 4) :].mean()),
         }
-        return scalars, {"loss_by_position_nats": losses.mean(axis=0), "loss_by_document_nats": by_document}
+        by_position = losses.mean(axis=0)
+        starts = 2 ** np.arange(len(by_position).bit_length())  # of context; the first position is given one token
+        edges = np.append(starts, len(by_position) + 1)
+        arrays = {
+            "loss_by_position_nats": by_position,
+            "loss_by_document_nats": by_document,
+            "octave_edges_tokens": edges,
+            "loss_by_octave_nats": np.add.reduceat(by_position, starts - 1) / np.diff(edges),
+        }
+        return scalars, arrays

@@ -12,11 +12,13 @@ from rope_lab.data.pipeline import DataConfig, store_tokenizer
 from rope_lab.data.retrieval import make_surface
 from rope_lab.data.store import TokenStore, open_sources
 from rope_lab.data.tokenizer import AbstractTokenizer
+from rope_lab.probes.context_gain import ContextGainConfig, ContextGainProbe
 from rope_lab.probes.kv_by_distance import KVByDistanceConfig, KVByDistanceProbe
 from rope_lab.probes.perplexity import PerplexityConfig, PerplexityProbe, held_out_windows
 from rope_lab.probes.prompts import Writer, held_out_stream
 from rope_lab.probes.retrieval import RetrievalProbe
 from rope_lab.probes.score import Scorer
+from rope_lab.probes.sliding_perplexity import SlidingPerplexityConfig, SlidingPerplexityProbe
 from rope_lab.probes.tasks import TASKS, Needle, Task
 
 Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
@@ -38,6 +40,8 @@ class ProbeConfig:
     length: int | None = None
     path: str | None = None
     perplexity: PerplexityConfig = field(default_factory=PerplexityConfig)
+    sliding_perplexity: SlidingPerplexityConfig = field(default_factory=SlidingPerplexityConfig)
+    context_gain: ContextGainConfig = field(default_factory=ContextGainConfig)
     kv_by_distance: KVByDistanceConfig = field(default_factory=KVByDistanceConfig)
     needle: Needle = field(default_factory=Needle)
 
@@ -119,6 +123,14 @@ def _perplexity(bench: Bench) -> Probe:
     return PerplexityProbe(bench.scorer, *bench.windows)
 
 
+def _sliding_perplexity(bench: Bench) -> Probe:
+    return SlidingPerplexityProbe(bench.scorer, bench.stores, bench.length, bench.config.sliding_perplexity)
+
+
+def _context_gain(bench: Bench) -> Probe:
+    return ContextGainProbe(bench.scorer, bench.stores, bench.length, bench.config.context_gain)
+
+
 def _kv_by_distance(bench: Bench) -> Probe:
     retrieval = bench.data.retrieval
     surface = make_surface(retrieval, bench.tokenizer)
@@ -132,6 +144,8 @@ def _task(name: str, bench: Bench) -> Probe:
 
 PROBES: dict[str, Callable[[Bench], Probe]] = {
     "perplexity": _perplexity,
+    "sliding_perplexity": _sliding_perplexity,
+    "context_gain": _context_gain,
     "kv_by_distance": _kv_by_distance,
     **{name: functools.partial(_task, name) for name in TASKS},
 }

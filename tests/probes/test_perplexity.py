@@ -38,6 +38,15 @@ def test_both_means_by_hand():
     assert arrays["loss_by_document_nats"] == pytest.approx(np.array([first, second]))
 
 
+def test_octaves_of_context_by_hand():
+    """Six targets, given 1, 2 .. 6 tokens: buckets of 1, 2-3 and 4-6."""
+    _, arrays = PerplexityProbe(
+        TokenIsLoss(), np.array([[9, 100, 20, 40, 70, 80, 90], [9, 200, 20, 40, 70, 80, 90]], np.int32), np.zeros(2)
+    )({})
+    assert arrays["octave_edges_tokens"].tolist() == [1, 2, 4, 7]
+    assert arrays["loss_by_octave_nats"] == pytest.approx(np.array([1.5, 0.3, 0.8]))
+
+
 LENGTH = 20
 DOCUMENTS = {"a": [300, 5, 20, 19, 45], "b": [61, 0, 200]}  # tokens without separator, of documents by source
 
