@@ -129,8 +129,8 @@ class Attention(nnx.Module):
         self.encoding = encoding
         self.config = config
 
-    def project(self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Encoded queries `(B, H, T, D)`, encoded keys and values `(B, K, T, D)`; left unencoded where the scalar `encodes` is False."""
+    def project(self, x_BTM: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Queries `(B, H, T, D)`, keys and values `(B, K, T, D)`, before positions enter."""
         dtype = x_BTM.dtype
         q = jnp.einsum("BTM,MHD->BHTD", x_BTM, self.query[...].astype(dtype))
         k = jnp.einsum("BTM,MKD->BKTD", x_BTM, self.key[...].astype(dtype))
@@ -141,10 +141,14 @@ class Attention(nnx.Module):
             v = v + self.value_bias[...].astype(dtype)[:, None]
         if self.config.query_key_norm:
             q, k = self.query_norm(q), self.key_norm(k)
+        return q, k, v
+
+    def encode(self, q: jax.Array, k: jax.Array, phases: Any, encodes: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """Queries and keys with their positions; left as they are where the scalar `encodes` is False."""
         encoded_q, encoded_k = self.encoding.queries(q, phases), self.encoding.keys(k, phases)
         if encodes is None:
-            return encoded_q, encoded_k, v
-        return jnp.where(encodes, encoded_q, q), jnp.where(encodes, encoded_k, k), v
+            return encoded_q, encoded_k
+        return jnp.where(encodes, encoded_q, q), jnp.where(encodes, encoded_k, k)
 
     def merge_heads(self, out_BHTD: jax.Array) -> jax.Array:
         """The output projection, shape `(B, T, M)`."""
@@ -176,7 +180,8 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs)
 
     def __call__(self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, mask_BTT: jax.Array) -> jax.Array:
-        q, k, v = self.attention.project(self.attention_norm(x_BTM), phases, encodes)
+        q, k, v = self.attention.project(self.attention_norm(x_BTM))
+        q, k = self.attention.encode(q, k, phases, encodes)
         x_BTM = x_BTM + self.attention.merge_heads(attend(q, k, v, mask_BTT))
         return x_BTM + self.mlp(self.mlp_norm(x_BTM))
 
@@ -184,7 +189,8 @@ class Block(nnx.Module):
         self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, mask_1TS: jax.Array, cache: KVCache, start: jax.Array
     ) -> tuple[jax.Array, KVCache]:
         """The same layer with this layer's cache (no L axis) written at `start .. start + T - 1` and read up to there."""
-        q, k, v = self.attention.project(self.attention_norm(x_BTM), phases, encodes)
+        q, k, v = self.attention.project(self.attention_norm(x_BTM))
+        q, k = self.attention.encode(q, k, phases, encodes)
         keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, k, start, axis=2)
         values = jax.lax.dynamic_update_slice_in_dim(cache.values, v, start, axis=2)
         x_BTM = x_BTM + self.attention.merge_heads(attend(q, keys, values, mask_1TS))
@@ -192,6 +198,7 @@ class Block(nnx.Module):
 
 
 Constrain = Callable[[jax.Array, tuple[str, ...]], jax.Array]
+ObserveLayer = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], Any]
 
 
 class Llama(nnx.Module):
@@ -250,6 +257,31 @@ class Llama(nnx.Module):
             layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
         x_BTM, _ = jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L()), unroll=self.config.scan_unroll)
         return x_BTM
+
+    def queries_keys(self, tokens_BT: jax.Array, positions_BT: jax.Array, observe: ObserveLayer = lambda *each: each) -> Any:
+        """What attention compares, in every layer.
+
+        Args:
+          tokens_BT, positions_BT: as in `__call__`; a row is one document.
+          observe: called in each layer with its queries `(B, H, T, D)` and keys `(B, K, T, D)`, projected, biased and normed but without
+            positions, and with the same two as attention scores them, encoded. By default it returns all four.
+
+        Returns:
+          What `observe` returns, stacked along a first axis of L; no more than that is kept of a layer.
+        """
+        T = tokens_BT.shape[1]
+        phases = self.encoding.phases(self.encoding.table(self.config.head_dim, T, T), positions_BT)
+        mask = causal_mask(T, None)
+        graph, stacked = nnx.split(self.layers)
+
+        def layer(x_BTM: jax.Array, inputs: tuple[nnx.State, jax.Array | None]) -> tuple[jax.Array, Any]:
+            parameters, encodes = inputs
+            block = nnx.merge(graph, parameters)
+            q, k, _ = block.attention.project(block.attention_norm(x_BTM))
+            observed = observe(q, k, *block.attention.encode(q, k, phases, encodes))
+            return self.constrain(block(x_BTM, phases, encodes, mask), ("batch", "length", "activation")), observed
+
+        return jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L()))[1]
 
     def logits(self, x_BTM: jax.Array) -> jax.Array:
         """Next-token logits, float32 of shape `(B, T, V)`, from any places of what `hidden` returns."""
