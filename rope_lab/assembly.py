@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -38,8 +38,12 @@ class Assembly(NamedTuple):
     probes: dict[str, Probe]
 
 
-def assemble(config: Config) -> Assembly:
+def assemble(config: Config, probes: tuple[str, ...] | None = None) -> Assembly:
     """Opens the data and builds the model for the devices here; no parameter is made yet.
+
+    Args:
+      config: of the run.
+      probes: which are made; None: those that `config.probes.names`.
 
     Raises:
       ValueError: if the parts do not fit each other, naming both values.
@@ -63,8 +67,23 @@ def assemble(config: Config) -> Assembly:
     total_steps = plan[-1].first_step + plan[-1].num_steps
     trainable = build(partial(Llama, config.model, config.rotary), config.optimizer, total_steps, mesh)
     bench = Bench(config.probes, config.data, plan[-1].length, pipeline.tokenizer, trainable.graph, batch_sharding(mesh))
-    probes = make_probes(bench, config.probes.names)
-    return Assembly(config, mesh, plan, pipeline, trainable, probes)
+    made = make_probes(bench, config.probes.names if probes is None else probes)
+    return Assembly(config, mesh, plan, pipeline, trainable, made)
+
+
+def probe_settings(config: Config, name: str) -> dict[str, Any]:
+    """What the result of the probe `name` depends on, of all that can differ between two probings of one checkpoint."""
+    return {
+        "length": probed_length(config),
+        "path": config.probes.path,
+        "windows_per_document": config.probes.perplexity.windows_per_document,  # several probes read these windows
+        name: asdict(getattr(config.probes, name)),
+    }
+
+
+def probed_length(config: Config) -> int:
+    """Context length that probes look at, tokens."""
+    return config.probes.length or stages(config.train.curriculum, config.train.tokens_per_step)[-1].length
 
 
 def check_origin(config: Config, workdir: str) -> None:

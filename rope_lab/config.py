@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import numpy as np
 from ml_collections import ConfigDict, config_dict
 
 import rope_lab
 from rope_lab.data.pipeline import DataConfig, stages
 from rope_lab.model.llama import LlamaConfig
-from rope_lab.probes.suite import ProbeConfig
+from rope_lab.probes.effective_length import length_scalars
+from rope_lab.probes.suite import RETRIEVAL, ProbeConfig
 from rope_lab.rotary import VARIANTS, AbstractPositionEncoding, Scaled
 from rope_lab.train.checkpoint import CheckpointConfig
 from rope_lab.train.loop import TrainConfig
@@ -88,16 +90,28 @@ def load(path: str, overrides: list[str]) -> ConfigDict:
     """
     file, *argument = path.split(":", 1)
     config = _run_config_file(_find(file), argument)
+    apply_overrides(config, overrides)
+    return config
+
+
+def apply_overrides(config: ConfigDict, overrides: Iterable[str], section: str | None = None) -> None:
+    """Sets fields of `config` as `--config.section.field=value` texts say, in order; with `section`, fields of no other.
+
+    Raises:
+      ValueError: naming the override, and what it should have been.
+    """
     types = _leaf_types(config)
+    example = f"--config.{section}.FIELD=VALUE" if section else "--config.rotary.base=1e6"
     for override in overrides:
         flag, equals, text = override.partition("=")
         key = flag.removeprefix("--config.")
         if key == flag or not equals:
-            raise ValueError(f"{override!r} is not understood; overrides look like --config.rotary.base=1e6")
+            raise ValueError(f"{override!r} is not understood; overrides look like {example}")
         if key not in types:
             raise ValueError(f"unknown config key {key}; {_nearest(key, types)}")
+        if section is not None and not key.startswith(f"{section}."):
+            raise ValueError(f"{override!r} is not for here: of a finished run only --config.{section}.* may be set, the rest is as it was")
         config.update_from_flattened_dict({key: None if text == "None" else _parsed(text, types[key], key)})
-    return config
 
 
 def _leaf_types(config: ConfigDict, prefix: str = "") -> dict[str, type]:
@@ -335,10 +349,36 @@ def _check_together(config: Config) -> None:
                 f"train.microbatches={config.train.microbatches} must divide the {stage.rows} rows of a step "
                 f"at context length {stage.length}"
             )
+    if config.probes.every_tokens is not None and config.probes.every_tokens < config.train.tokens_per_step:
+        raise ValueError(
+            f"probes.every_tokens={config.probes.every_tokens} must be at least train.tokens_per_step={config.train.tokens_per_step}: "
+            "probes run between steps"
+        )
+    if config.checkpoint.keep_best:
+        _check_best(config)
     if config.init.step is not None and config.init.from_ is None:
         raise ValueError(f"init.step={config.init.step} needs init.from, the run folder it is a step of")
     # The variant's own checks against head_dim and the longest context.
     config.rotary.table(config.model.head_dim, plan[-1].length, plan[-1].length)
+
+
+def _check_best(config: Config) -> None:
+    """`checkpoint.best_metric` is one that a probe of this run measures, larger is better, at steps that are saved."""
+    metrics = length_scalars(np.array([1]), [np.array([True])], 1.0)
+    wanted, measuring = config.checkpoint.best_metric, [name for name in config.probes.names if name in RETRIEVAL]
+    known = [f"probe/{name}/{metric}" for name in measuring for metric in metrics]
+    if wanted not in known:
+        remedy = f"{_nearest(wanted, known)}" if known else f"probes.names must have one of {', '.join(RETRIEVAL)}"
+        raise ValueError(f"checkpoint.best_metric={wanted!r} with checkpoint.keep_best is measured by no probe of this run; {remedy}")
+    saved = config.checkpoint.every_steps * config.train.tokens_per_step
+    probed = config.probes.every_tokens or config.probes.every_steps * config.train.tokens_per_step
+    if saved % probed and probed % saved:
+        name = "probes.every_tokens" if config.probes.every_tokens else "probes.every_steps"
+        raise ValueError(
+            f"checkpoint.keep_best={config.checkpoint.keep_best} needs checkpoints at steps that are probed: checkpoint.every_steps="
+            f"{config.checkpoint.every_steps} ({saved:,} tokens) and {name}={getattr(config.probes, name.partition('.')[2])} "
+            f"({probed:,} tokens) must be multiples, one of the other"
+        )
 
 
 def _find(file: str) -> Path:

@@ -5,6 +5,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from tensorboardX import SummaryWriter
 
 
@@ -33,6 +36,13 @@ class MetricWriter:
             for name, value in scalars.items():
                 if not isinstance(value, str):
                     self._board.add_scalar(name, value, step)
+
+    def figure(self, step: int, name: str, figure: Figure) -> None:
+        """Shows a figure of one step among TensorBoard's images."""
+        if self._board:
+            canvas = FigureCanvasAgg(figure)
+            canvas.draw()
+            self._board.add_image(name, np.asarray(canvas.buffer_rgba())[..., :3], step, dataformats="HWC")
 
     def close(self) -> None:
         """Flushes both files."""

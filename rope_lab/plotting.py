@@ -1,6 +1,7 @@
 """Figures shared by experiments, reports and notebooks. Each function draws on axes it is given, with units on the labels."""
 
 import itertools
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +20,11 @@ def loss_by_position(axes: Axes, loss_nats: np.ndarray, *, label: str, color: st
       axes: where to draw.
       loss_nats: shape `(T,)`, by position.
       label, color: of the line.
-      bins: points drawn; T is a multiple of it.
+      bins: points drawn, at most T; where they do not divide T, a bin has a token more or less than another.
     """
-    centres = (np.arange(bins) + 0.5) * len(loss_nats) / bins
-    axes.plot(centres, loss_nats.reshape(bins, -1).mean(axis=1), "o-", ms=3, color=color, label=label)
+    edges = np.linspace(0, len(loss_nats), min(bins, len(loss_nats)) + 1).astype(int)
+    means = np.add.reduceat(loss_nats, edges[:-1]) / np.diff(edges)
+    axes.plot((edges[:-1] + edges[1:]) / 2, means, "o-", ms=3, color=color, label=label)
     axes.set(xlabel="position in context (tokens)", ylabel="held-out text loss (nats/token)")
 
 
@@ -31,6 +33,39 @@ def accuracy_by_distance(axes: Axes, edges: np.ndarray, accuracy: np.ndarray, *,
     middles = (np.concatenate([[0], edges[:-1]]) + edges) / 2
     axes.plot(middles, accuracy, style, ms=4, color=color, label=label)
     axes.set(xlabel="distance from record to query (tokens)", ylabel="retrieval accuracy", ylim=(-0.03, 1.06), xlim=(0, edges[-1]))
+
+
+def accuracy_by_depth(axes: Axes, lengths: np.ndarray, depths: np.ndarray, accuracy: np.ndarray) -> None:
+    """Heat map of a retrieval task's accuracy.
+
+    Args:
+      axes: where to draw.
+      lengths: of the prompts, tokens, shape `(S,)`.
+      depths: of the needle, 0 (first) to 1 (last), shape `(C,)`.
+      accuracy: shape `(S, C)`, 0 to 1.
+    """
+    picture = axes.imshow(accuracy.T, vmin=0, vmax=1, cmap="RdYlGn", aspect="auto")
+    axes.set_xticks(np.arange(len(lengths)), [str(length) for length in lengths])
+    axes.set_yticks(np.arange(len(depths)), [f"{depth:.0%}" for depth in depths])
+    axes.set(xlabel="prompt length (tokens)", ylabel="depth of the needle (share of the prompt)")
+    axes.figure.colorbar(picture, ax=axes, label="retrieval accuracy")
+
+
+def probe_figure(name: str, arrays: Mapping[str, np.ndarray]) -> Figure | None:
+    """What a probe found, as the arrays that it returned tell how to draw it; None where they ask for no picture."""
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
+    match arrays:
+        case {"lengths_tokens": lengths, "depths": depths, "accuracy": accuracy}:
+            accuracy_by_depth(axes, lengths, depths, accuracy)
+        case {"edges_tokens": edges, "accuracy": accuracy}:
+            accuracy_by_distance(axes, edges, accuracy, label=name, color="C0")
+        case {"loss_by_position_nats": losses}:
+            loss_by_position(axes, losses, label=name, color="C0")
+        case _:
+            return None
+    axes.set_title(name)
+    return figure
 
 
 def mark_bounds(axes: Axes, variant: Variant, head_dim: int, length: int, *, color: str) -> None:
@@ -81,4 +116,44 @@ def compare_variants(spectra: dict[str, np.ndarray], length: int, picture: Path)
     left.set_title("Preference for similar tokens; below 0 it is lost")
     right.set_title("Spectra")
     left.legend(fontsize=8)
+    figure.savefig(picture, dpi=150)
+
+
+def loss_by_context(
+    axes: Axes, contexts: np.ndarray, loss_nats: np.ndarray, *, label: str, color: str, law: tuple[float, float, float] | None = None
+) -> None:
+    """Loss of the same tokens over the context they are given, as points, and the law fitted to them as a line.
+
+    Args:
+      axes: where to draw.
+      contexts: c, tokens, increasing.
+      loss_nats: at each.
+      label, color: of the points.
+      law: alpha (tokens), beta and gamma (nats) of `(alpha / c) ** beta + gamma`; None where no law was found.
+    """
+    axes.plot(contexts, loss_nats, "o", ms=4, color=color, label=label)
+    if law is not None:
+        alpha, beta, gamma = law
+        c = np.geomspace(contexts[0], contexts[-1], 200)
+        name = rf"$({alpha:.3g} / c)^{{{beta:.3g}}} + {gamma:.3g}$"
+        axes.plot(c, (alpha / c) ** beta + gamma, "-", lw=1, color=color, label=name)
+    axes.set(xlabel="context $c$ (tokens)", ylabel="held-out text loss (nats/token)", xscale="log")
+
+
+def trained_distances_picture(pairs: tuple[np.ndarray, np.ndarray], tokens: tuple[np.ndarray, np.ndarray], picture: Path) -> None:
+    """How often distances and positions are trained, each beside rows of one document, into a PNG file.
+
+    Args:
+      pairs: by distance from 0 on, of a run's packing and of one-document rows.
+      tokens: the same by position.
+      picture: the file.
+    """
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axes, (ours, whole), what, place in zip(
+        figure.subplots(1, 2), (pairs, tokens), ("query-key pairs", "tokens"), ("distance", "position"), strict=True
+    ):
+        axes.plot(whole, color="0.6", label="every row one document")
+        axes.plot(ours, color="C0", label="as packed")
+        axes.set(xlabel=f"{place} (tokens)", ylabel=f"{what} trained over the run", ylim=(0, None), xlim=(0, len(ours)))
+        axes.legend(fontsize=8)
     figure.savefig(picture, dpi=150)

@@ -2,7 +2,7 @@
 
 config.json      the resolved config            metrics.jsonl, tensorboard/   numbers by step
 spectrum.json    theta and attention factor     checkpoints/                  Orbax, one folder a step
-versions.json    git revision and packages      probes/NAME/step_*.npz        each probe's arrays
+versions.json    git revision and packages      probes/NAME/step_*            each probe's arrays (.npz) and scalars (.json)
 """
 
 import importlib.metadata
@@ -86,14 +86,16 @@ class ProbeResult(NamedTuple):
 
 
 def probe_results(folder: Path, probe: str) -> list[ProbeResult]:
-    """Every result that training kept of a probe, in the order of its steps; the last is the run's final one."""
-    prefix, results = f"probe/{probe}/", []
+    """Every result of a probe that a run folder holds, in the order of the steps: its arrays, and the scalars beside or in the metrics."""
+    prefix, logged, results = f"probe/{probe}/", {}, []
     for line in read_metrics(folder):
-        path = folder / "probes" / probe / f"step_{line['step']:08d}.npz"
-        scalars = {key.removeprefix(prefix): value for key, value in line.items() if key.startswith(prefix)}
-        if scalars and path.exists():
+        logged[line["step"]] = logged.get(line["step"], {}) | {k.removeprefix(prefix): v for k, v in line.items() if k.startswith(prefix)}
+    for path in sorted((folder / "probes" / probe).glob("step_*.npz")):
+        step, beside = int(path.stem.removeprefix("step_")), path.with_suffix(".json")
+        scalars = json.loads(beside.read_text())["scalars"] if beside.exists() else logged.get(step)
+        if scalars:
             with np.load(path) as arrays:
-                results.append(ProbeResult(line["step"], scalars, dict(arrays)))
+                results.append(ProbeResult(step, scalars, dict(arrays)))
     return results
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from rope_lab.assembly import assemble, check_origin, first_state, past_the_wall
+from rope_lab.assembly import assemble, check_origin, first_state, past_the_wall, probe_settings
 from rope_lab.commands.verdict import launch_lines
 from rope_lab.config import load, resolve
+from rope_lab.plotting import probe_figure
 from rope_lab.runs import open_run
 from rope_lab.train.loop import train
+from rope_lab.train.probing import Probing
 
 TAKES_OVERRIDES = True
 
@@ -63,8 +65,13 @@ def train_from_config(config: ConfigDict, workdir: str) -> Path:
             checkpoint=checked.checkpoint,
             pipeline=assembly.pipeline,
             mesh=assembly.mesh,
-            probes=assembly.probes,
-            probe_every_steps=checked.probes.every_steps,
+            probing=Probing(
+                probes=assembly.probes,
+                settings={name: probe_settings(checked, name) for name in assembly.probes},
+                draw=probe_figure,
+                every_steps=checked.probes.every_steps,
+                every_tokens=checked.probes.every_tokens,
+            ),
         )
     return folder
 

@@ -30,13 +30,15 @@ class ProbeConfig:
 
     Attributes:
       names: the probes that run inside training, and by `rope-lab probe` unless it names others.
-      every_steps: cadence inside training; they run at the last step in any case.
+      every_steps: cadence inside training, steps; they run at the last step in any case.
+      every_tokens: cadence in tokens trained on; where set, it rules, and `every_steps` is not looked at.
       length: context length probed, tokens; None: the last stage of the length curriculum.
       path: folder of held-out token stores; None: the sample's held-out books, in the run's tokenizer.
     """
 
     names: tuple[str, ...] = ("perplexity", "kv_by_distance")
     every_steps: int = 1000
+    every_tokens: int | None = None
     length: int | None = None
     path: str | None = None
     perplexity: PerplexityConfig = field(default_factory=PerplexityConfig)
@@ -48,6 +50,8 @@ class ProbeConfig:
     def __post_init__(self) -> None:
         if self.every_steps < 1:
             raise ValueError(f"probes.every_steps={self.every_steps} must be at least 1")
+        if self.every_tokens is not None and self.every_tokens < 1:
+            raise ValueError(f"probes.every_tokens={self.every_tokens} must be at least 1")
         if self.length is not None and self.length < 16:
             raise ValueError(f"probes.length={self.length} must be at least 16 tokens")
         unknown = [name for name in self.names if name not in PROBES]
@@ -150,6 +154,9 @@ PROBES: dict[str, Callable[[Bench], Probe]] = {
     **{name: functools.partial(_task, name) for name in TASKS},
 }
 """Every probe by name, which is also the name of its section in the config."""
+
+RETRIEVAL = ("kv_by_distance", *TASKS)
+"""Those that report `length_scalars`."""
 
 
 def make_probes(bench: Bench, names: tuple[str, ...]) -> dict[str, Probe]:

@@ -8,6 +8,7 @@ A checkpoint holds four parts, so that a probe or a fork can load parameters alo
     data        {"next_step": the whole data position}
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,22 @@ class CheckpointConfig:
       every_steps: steps between saves; the last step is saved in any case.
       keep_last: the newest so many are kept.
       keep_every_steps: steps that are multiples of this are kept for good (milestones); None: no milestones.
+      keep_best: so many with the largest `best_metric` are kept besides, of equal ones the newest; 0: none for its metric's sake.
+      best_metric: a probe's metric, by its full name. A step at which the probe did not run, or failed, is never among the best.
     """
 
     every_steps: int = 1000
     keep_last: int = 2
     keep_every_steps: int | None = None
+    keep_best: int = 0
+    best_metric: str = "probe/kv_by_distance/effective_length_tokens"
 
     def __post_init__(self) -> None:
         for name in ("every_steps", "keep_last"):
             if getattr(self, name) < 1:
                 raise ValueError(f"checkpoint.{name}={getattr(self, name)} must be at least 1")
+        if self.keep_best < 0:
+            raise ValueError(f"checkpoint.keep_best={self.keep_best} must be at least 0")
         if self.keep_every_steps is not None and (self.keep_every_steps < 1 or self.keep_every_steps % self.every_steps):
             raise ValueError(f"checkpoint.keep_every_steps={self.keep_every_steps} must be a multiple of every_steps={self.every_steps}")
 
@@ -54,6 +61,15 @@ class Checkpoints:
         keep: list[Any] = [_policies.LatestN(config.keep_last)] if config else [_policies.PreserveAll()]
         if config and config.keep_every_steps:
             keep.append(_policies.EveryNSteps(config.keep_every_steps))
+        self._best = config.best_metric if config and config.keep_best else None
+        if config and self._best:
+            keep.append(
+                _policies.BestN(
+                    get_metric_fn=lambda metrics: metrics[config.best_metric],  # sorted upwards and stably: of equal ones the last is kept
+                    n=config.keep_best,
+                    keep_checkpoints_without_metrics=False,
+                )
+            )
         policy: Any = _policies.AnyPreservationPolicy(keep)
         self._folder = folder
         self._checkpointer = ocp.training.Checkpointer(
@@ -66,15 +82,22 @@ class Checkpoints:
         """Committed steps, oldest first."""
         return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
 
-    def save(self, step: int, state: TrainState) -> None:
-        """Starts writing `state`; returns once it is copied off the devices. An earlier save that failed raises here."""
+    def save(self, step: int, state: TrainState, found: Mapping[str, float] | None = None) -> None:
+        """Starts writing `state`; returns once it is copied off the devices. An earlier save that failed raises here.
+
+        Args:
+          step: of the state.
+          state: what to save.
+          found: what probes measured on this very state, by full metric name; `config.best_metric` is kept with it where it is among them.
+        """
         parts = {
             "params": state.params,
             "optimizer": state.opt_state,
             "progress": {"step": state.step, "tokens_seen": state.tokens_seen},
             "data": {"next_step": step},
         }
-        self._checkpointer.save_checkpointables_async(step, parts, force=True)
+        metrics: Any = {self._best: found[self._best]} if self._best and found and self._best in found else None
+        self._checkpointer.save_checkpointables_async(step, parts, force=True, metrics=metrics)
 
     def restore(self, step: int, abstract: TrainState) -> TrainState:
         """The state of a committed step, laid out as `abstract` says.

@@ -6,7 +6,7 @@ waits; probe, save and stop when it is time.
 
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,11 +27,10 @@ from rope_lab.model.flops import parameter_count, train_flops_per_token
 from rope_lab.model.llama import LlamaConfig
 from rope_lab.train.checkpoint import CheckpointConfig, Checkpoints, abstract_like
 from rope_lab.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+from rope_lab.train.probing import Probing
 from rope_lab.train.sharding import batch_sharding, constrain_to, param_shardings, state_shardings
 from rope_lab.train.state import ModelFactory, TrainState, fingerprint, init_params, init_state, split_model, tokens_seen
 from rope_lab.train.step import make_train_step
-
-Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
 
 PEAK_FLOPS = {
     "TPU v4": 275e12,
@@ -68,8 +67,8 @@ class TrainingDiverged(RuntimeError):
     """The loss stopped being a number; nothing later than the last good checkpoint was saved."""
 
 
-class Preempted(RuntimeError):
-    """SIGTERM came; everything up to the current step is saved."""
+class Preempted(BaseException):
+    """SIGTERM came; everything up to the current step is saved. Like other interrupts it is no `Exception`, so that nothing swallows it."""
 
 
 class Trainable(NamedTuple):
@@ -125,8 +124,7 @@ def train(
     checkpoint: CheckpointConfig,
     pipeline: Pipeline,
     mesh: jax.sharding.Mesh,
-    probes: Mapping[str, Probe],
-    probe_every_steps: int,
+    probing: Probing,
 ) -> TrainState:
     """Trains until the curriculum is done, resuming from the newest committed checkpoint in `folder`.
 
@@ -137,8 +135,7 @@ def train(
       config, model, optimizer, checkpoint: what to do; see each class.
       pipeline: the batches.
       mesh: the devices.
-      probes: name -> `probe(params) -> (scalars, arrays)`, run every `probe_every_steps` and at the end.
-      probe_every_steps: their cadence.
+      probing: the probes, and when they run.
 
     Raises:
       TrainingDiverged: at a loss that is not finite; no checkpoint of that step or later exists.
@@ -151,7 +148,7 @@ def train(
         batches = pipeline.dataset(plan, jax.process_index(), jax.process_count())[saved[-1] if saved else 0 :]
         batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)))
         state = checkpoints.restore(saved[-1], trainable.abstract) if saved else first_state()
-        step = int(state.step)
+        step, seen = int(state.step), tokens_seen(jax.device_get(state.tokens_seen))
         writer = stack.enter_context(closing(MetricWriter(folder, keep_through=step if saved else -1, process=jax.process_index())))
         if not saved:
             writer.write(0, {"init/parameters_fingerprint": f"{int(jax.jit(fingerprint)(state.params)):08x}"})
@@ -163,16 +160,17 @@ def train(
         while step < last_step:
             batch, batch_hash = reporter.timed_wait(batches)
             state, metrics = train_step(state, _place(batch, mesh))
-            step += 1
+            step, before, seen = step + 1, seen, seen + config.tokens_per_step
             reporter.dispatched(step, batch.tokens.shape[1], batch_hash, metrics)
             stopping = preempted(step)
-            if step % probe_every_steps == 0 or step == last_step:
+            found = {}
+            if probing.due(step, before, seen) or step == last_step:
                 reporter.flush()
-                _run_probes(probes, state.params, step, folder, writer)
+                found = probing.run(state.params, step, folder, writer, reporter.console)
                 reporter.restart_clock()
             if step % checkpoint.every_steps == 0 or step == last_step or stopping:
                 reporter.flush()  # raises before a state whose loss is not finite could be saved
-                checkpoints.save(step, state)
+                checkpoints.save(step, state, found)
             if stopping:
                 checkpoints.wait()
                 raise Preempted(f"SIGTERM: step {step} of {last_step} is saved in {folder}; run the same command to go on")
@@ -182,27 +180,6 @@ def train(
 def _place(batch: Batch, mesh: jax.sharding.Mesh) -> Batch:
     sharding = batch_sharding(mesh)
     return Batch(*(jax.make_array_from_process_local_data(sharding, array) for array in batch))
-
-
-def _run_probes(probes: Mapping[str, Probe], params: dict, step: int, folder: Path, writer: MetricWriter) -> None:
-    for name, probe in probes.items():
-        start = time.perf_counter()
-        scalars, arrays = probe(params)
-        seconds = time.perf_counter() - start
-        writer.write(step, {f"probe/{name}/{key}": value for key, value in scalars.items()} | {f"probe/{name}/seconds": seconds})
-        if jax.process_index() == 0:
-            save_probe_arrays(folder, name, step, arrays)
-
-
-def save_probe_arrays(folder: Path, name: str, step: int, arrays: Mapping[str, np.ndarray]) -> Path:
-    """Writes a probe's arrays to `probes/NAME/step_STEP.npz` in a run folder, whole or not at all."""
-    path = folder / "probes" / name / f"step_{step:08d}.npz"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".part")
-    with unfinished.open("wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
-    unfinished.replace(path)
-    return path
 
 
 @contextmanager
@@ -240,6 +217,11 @@ class _Reporter:
             console=Console(stderr=True),
             disable=jax.process_index() != 0,
         )
+
+    @property
+    def console(self) -> Console:
+        """Where to write without disturbing the bar."""
+        return self._bar.console
 
     @contextmanager
     def progress(self, step: int, resumed: bool) -> Iterator[None]:
