@@ -14,7 +14,7 @@ import numpy as np
 from rope_lab.data.store import TokenStore
 from rope_lab.data.tokenizer import AbstractTokenizer
 
-_BEFORE = "."  # stands before a text that is encoded as a continuation
+_BEFORE = (".", "x")  # one of them stands before a text that is encoded as a continuation
 
 
 class Prompts(NamedTuple):
@@ -63,15 +63,21 @@ class Writer:
         self.tokenizer = tokenizer
         self.separator = tokenizer.separator
         self._stream = stream
+        self._texts: dict[str, np.ndarray] = {}
+        self._alphabets: dict[tuple[str, ...], np.ndarray] = {}
+
+    @property
+    def num_places(self) -> int:
+        """Tokens of the held-out text, each of which a haystack may begin with."""
+        return len(self._stream)
 
     def text(self, text: str) -> np.ndarray:
         """int32 ids of a text as it is tokenized in the middle of another: no dummy space in front, no separator."""
-        before, joint = self.tokenizer.encode(_BEFORE), self.tokenizer.encode(_BEFORE + text)
-        if np.array_equal(joint[: len(before)], before):
-            return joint[len(before) :]
-        return self.tokenizer.encode(text)  # the two merge in this tokenizer
+        if text not in self._texts:
+            (self._texts[text],) = self._continuations([text])
+        return self._texts[text]
 
-    def alphabet(self, candidates: Sequence[str]) -> np.ndarray:
+    def alphabet(self, candidates: tuple[str, ...]) -> np.ndarray:
         """Those candidates that come out in one token count, the commonest, so that no answer's length tells anything.
 
         Returns:
@@ -80,20 +86,42 @@ class Writer:
         Raises:
           ValueError: if fewer than two do.
         """
-        ids = [self.text(candidate) for candidate in candidates]
-        counts = np.bincount([len(row) for row in ids])
-        length = int(counts.argmax())
-        if counts[length] < 2:
-            raise ValueError(f"tokenizer {self.tokenizer.name!r} gives no two of {candidates[0]!r}, ... one token count; use another one")
-        return np.unique(np.stack([row for row in ids if len(row) == length]), axis=0)
+        if candidates not in self._alphabets:
+            ids = self._continuations(candidates)
+            length = int(np.bincount([len(row) for row in ids]).argmax())
+            distinct = np.unique(np.stack([row for row in ids if len(row) == length]), axis=0)
+            if len(distinct) < 2:
+                raise ValueError(
+                    f"tokenizer {self.tokenizer.name!r} tells no two of {candidates[0]!r}, ... apart in one token count; use another one"
+                )
+            self._alphabets[candidates] = distinct
+        return self._alphabets[candidates]
+
+    def _continuations(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text behind the first opening that it does not merge with; alone where it merges with all."""
+        ids = self.tokenizer.encode_batch(texts)
+        for before in reversed(_BEFORE):
+            opening = self.tokenizer.encode(before)
+            for number, joint in enumerate(self.tokenizer.encode_batch([before + text for text in texts])):
+                if np.array_equal(joint[: len(opening)], opening):
+                    ids[number] = joint[len(opening) :]
+        return ids
 
     def haystack(self, rng: np.random.Generator, count: int) -> np.ndarray:
         """int32 `(count,)`: consecutive held-out text from a random place."""
         return self.from_place(int(rng.integers(len(self._stream))), count)
 
-    def from_place(self, start: int, count: int) -> np.ndarray:
-        """int32 `(count,)`: the held-out text from this token on."""
-        return np.take(self._stream, np.arange(start, start + count), mode="wrap")
+    def from_place(self, start: int, count: int, without: int = 0) -> np.ndarray:
+        """int32 `(count,)`: the held-out text from this token on; coming round, it leaves out the `without` tokens before this one."""
+        return np.take(self._stream, start + np.arange(count) % (len(self._stream) - without), mode="wrap")
+
+
+def occurrences(tokens: np.ndarray, pattern: np.ndarray) -> np.ndarray:
+    """Where `pattern` stands in `tokens`: the index of each copy's first token, increasing."""
+    starts = np.flatnonzero(tokens[: max(0, len(tokens) - len(pattern) + 1)] == pattern[0])
+    for offset, token in enumerate(pattern[1:], start=1):
+        starts = starts[tokens[starts + offset] == token]
+    return starts
 
 
 def held_out_stream(stores: dict[str, TokenStore], most: int = 2**21) -> np.ndarray:
@@ -118,23 +146,17 @@ def lay_out(
 
     Args:
       separator: opens the row.
-      length: L; the row has one token more.
-      filler: at least `length` tokens; as many as fit are used, in order.
+      length: L; the row has one token more, and everything must fit.
+      filler: as many tokens as fit are used, in order.
       inserts: what is put into the filler.
       depths: of each, 0 to 1, not decreasing; an insert stands after `round(depth * filler tokens used)` of them.
       question, answer: close the row.
 
     Returns:
       int32 `(length + 1,)`, and the first token of each insert, int32 `(len(inserts),)`.
-
-    Raises:
-      ValueError: if it does not fit.
     """
-    fixed = 1 + sum(map(len, inserts)) + len(question) + len(answer)
-    room = length + 1 - fixed
-    if room < 0:
-        raise ValueError(f"a prompt of {length=} tokens is too short: needles, question and answer take {fixed - 1}; ask for longer ones")
-    assert len(filler) >= room
+    room = length - sum(map(len, inserts)) - len(question) - len(answer)
+    assert 0 <= room <= len(filler)
     assert list(depths) == sorted(depths)
     cuts = [round(depth * room) for depth in depths]
     parts, starts, used, place = [np.array([separator])], [], 0, 1

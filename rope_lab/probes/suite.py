@@ -19,7 +19,7 @@ from rope_lab.probes.prompts import Writer, held_out_stream
 from rope_lab.probes.retrieval import RetrievalProbe
 from rope_lab.probes.score import Scorer
 from rope_lab.probes.sliding_perplexity import SlidingPerplexityConfig, SlidingPerplexityProbe
-from rope_lab.probes.tasks import TASKS, Needle, Task
+from rope_lab.probes.tasks import TASKS, FirstSentence, LongEvalLines, MultikeyNeedle, Needle, Passkey, Task, VariableTracking
 
 Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
 
@@ -45,7 +45,12 @@ class ProbeConfig:
     sliding_perplexity: SlidingPerplexityConfig = field(default_factory=SlidingPerplexityConfig)
     context_gain: ContextGainConfig = field(default_factory=ContextGainConfig)
     kv_by_distance: KVByDistanceConfig = field(default_factory=KVByDistanceConfig)
+    passkey: Passkey = field(default_factory=Passkey)
     needle: Needle = field(default_factory=Needle)
+    multikey_needle: MultikeyNeedle = field(default_factory=MultikeyNeedle)
+    longeval_lines: LongEvalLines = field(default_factory=LongEvalLines)
+    variable_tracking: VariableTracking = field(default_factory=VariableTracking)
+    first_sentence: FirstSentence = field(default_factory=FirstSentence)
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:

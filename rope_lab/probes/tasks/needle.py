@@ -5,10 +5,13 @@ from typing import ClassVar
 
 import numpy as np
 
-from rope_lab.probes.prompts import Prompts, Writer, lay_out
-from rope_lab.probes.tasks.task import Task
+from rope_lab.probes.prompts import Writer, lay_out
+from rope_lab.probes.tasks.task import Prompt, Task
 
-NAMES = ("harbour", "garden", "castle", "library", "market", "bridge", "tower", "island", "forest", "valley", "station", "museum")
+NAMES = (
+    *("harbour", "garden", "castle", "library", "market", "bridge", "tower", "island", "forest", "valley", "station", "museum"),
+    *("palace", "chapel", "school", "theatre", "village", "mill", "farm", "river", "meadow", "temple", "prison", "hotel"),
+)
 CODES = tuple(f" {code}" for code in np.random.default_rng(0).permutation(np.arange(10_000, 100_000))[:1000])
 """A thousand five-digit numbers, as they follow a word."""
 
@@ -24,22 +27,17 @@ class Needle(Task):
 
     name: ClassVar[str] = "needle"
 
-    def prompts(self, writer: Writer, length: int, depths: np.ndarray) -> Prompts:
-        rng = self.rng(length)
-        codes, end = writer.alphabet(CODES), writer.text(".")
-        rows, controls, distractors, needles = [], [], [], []
-        for depth in depths:
-            question = writer.text(f" The code of the {NAMES[rng.integers(len(NAMES))]} is")
-            right, wrong = rng.choice(len(codes), 2, replace=False)
-            needle = np.concatenate([question, codes[right], end])
-            filler = writer.haystack(rng, length)
-            row, (start,) = lay_out(writer.separator, length, filler, [needle], [depth], question, codes[right])
-            control = row.copy()
-            control[start : start + len(needle)] = writer.haystack(rng, len(needle))
-            rows.append(row)
-            controls.append(control)
-            distractors.append(codes[wrong][None])
-            needles.append((start, start + len(needle)))
-        return Prompts(
-            np.stack(rows), np.stack(controls), codes.shape[1], np.stack(distractors), depths, np.array(needles, np.int32), 1 / len(codes)
-        )
+    def chance(self, writer: Writer) -> float:
+        return 1 / len(writer.alphabet(CODES))
+
+    def prompt(self, writer: Writer, rng: np.random.Generator, length: int, depth: float) -> Prompt:
+        codes = writer.alphabet(CODES)
+        question = writer.text(f" The code of the {NAMES[rng.integers(len(NAMES))]} is")
+        right, wrong = rng.choice(len(codes), 2, replace=False)
+        needle = np.concatenate([question, codes[right], writer.text(".")])
+        room = self.room(length, len(needle) + len(question) + codes.shape[1])
+        row, (start,) = lay_out(writer.separator, length, writer.haystack(rng, room), [needle], [depth], question, codes[right])
+        end = start + len(needle)
+        control = row.copy()
+        control[start:end] = writer.haystack(rng, len(needle))
+        return Prompt(row, control, codes[wrong][None], (start, end))

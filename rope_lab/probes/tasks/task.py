@@ -2,11 +2,22 @@
 
 import abc
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from rope_lab.probes.prompts import Prompts, Writer
+from rope_lab.probes.prompts import Prompts, Writer, occurrences
+
+_TRIES = 100
+
+
+class Prompt(NamedTuple):
+    """One of the `Prompts`, whose attributes these are: int32 `(L + 1,)`, `(L + 1,)`, `(D, A)`, and two indices."""
+
+    tokens: np.ndarray
+    control: np.ndarray
+    distractors: np.ndarray
+    needle: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +33,8 @@ class Task(abc.ABC):
     """
 
     name: ClassVar[str]
+    copies: ClassVar[int] = 1
+    """How often the answer stands in a prompt before it is asked for; in the control it never does."""
 
     lengths: tuple[int, ...] = ()
     num_depths: int = 5
@@ -40,7 +53,34 @@ class Task(abc.ABC):
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"probes.{self.name}.seed={self.seed} must lie in 0 .. 2**32 - 1")
 
+    @property
+    def depths(self) -> np.ndarray:
+        """float64 `(num_depths,)`; a single one is the middle."""
+        return np.linspace(0, 1, self.num_depths) if self.num_depths > 1 else np.array([0.5])
+
     @abc.abstractmethod
+    def prompt(self, writer: Writer, rng: np.random.Generator, length: int, depth: float) -> Prompt:
+        """One prompt; of one length, all have answers and distractors of one shape.
+
+        Raises:
+          ValueError: if the task's fixed parts do not fit the length.
+        """
+
+    @abc.abstractmethod
+    def chance(self, writer: Writer) -> float:
+        """Accuracy of guessing among the task's possible answers, without a look at the context."""
+
+    def measures(self, predicted: np.ndarray, answers: np.ndarray) -> dict[str, np.ndarray]:
+        """What is scored besides exact match, by name.
+
+        Args:
+          predicted, answers: int32 `(N, A)`.
+
+        Returns:
+          float64 `(N,)` each.
+        """
+        return {}
+
     def prompts(self, writer: Writer, length: int, depths: np.ndarray) -> Prompts:
         """One prompt for each depth, a pure function of the task's fields, the writer, the length and the depths.
 
@@ -50,12 +90,42 @@ class Task(abc.ABC):
           depths: float64 `(N,)`, 0 to 1.
 
         Raises:
-          ValueError: if the task's fixed parts do not fit the length.
+          ValueError: if the task's fixed parts do not fit the length, or the text around holds the answer, whichever is drawn.
         """
+        made = [self._without_leak(writer, length, number, depth) for number, depth in enumerate(depths.tolist())]
+        tokens, controls, distractors, needles = zip(*made, strict=True)
+        return Prompts(
+            np.stack(tokens),
+            np.stack(controls),
+            distractors[0].shape[1],
+            np.stack(distractors),
+            depths,
+            np.array(needles, np.int32),
+            self.chance(writer),
+        )
 
-    def rng(self, length: int) -> np.random.Generator:
-        """The random numbers of this task's prompts of one length."""
-        return np.random.default_rng([self.seed, length, *self.name.encode()])
+    def _without_leak(self, writer: Writer, length: int, number: int, depth: float) -> Prompt:
+        rng = np.random.default_rng([self.seed, length, number, *self.name.encode()])
+        for _ in range(_TRIES):
+            prompt = self.prompt(writer, rng, length, depth)
+            before = len(prompt.tokens) - prompt.distractors.shape[1]
+            answer = prompt.tokens[before:]
+            if len(occurrences(prompt.tokens[:before], answer)) == self.copies and not len(occurrences(prompt.control[:before], answer)):
+                return prompt
+        raise ValueError(f"probes.{self.name}: the held-out text repeats every answer tried at {length=}; give probes.path other documents")
+
+    def room(self, length: int, taken: int) -> int:
+        """Tokens left for text in a prompt whose needles, question and answer take `taken`.
+
+        Raises:
+          ValueError: if they take more than there are.
+        """
+        if taken > length:
+            raise ValueError(
+                f"probes.{self.name}: a prompt of {length=} tokens is too short, its needles, question and answer take {taken}; "
+                f"ask for probes.{self.name}.lengths of so many or more"
+            )
+        return length - taken
 
 
 def default_lengths(length: int) -> tuple[int, ...]:
