@@ -20,7 +20,7 @@ def sweep(scale: str) -> list[Run]:
 
 def _tiny() -> list[Run]:
     shallow = [run for seed in SEEDS for run in (*_scratch(2, seed), *_continued(seed))]
-    deep = [run for layers in (4, 8) for seed in SEEDS for run in _scratch(layers, seed)]
+    deep = [run for seed in SEEDS for layers in (4, 8) for run in _scratch(layers, seed)]
     return shallow + deep
 
 
