@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,12 @@ import pytest
 
 import rope_lab.assembly
 import rope_lab.commands.train
-from rope_lab.__main__ import main
+from rope_lab.__main__ import COMMANDS, main
 from rope_lab.assembly import checkpoint_steps
 from rope_lab.data.store import write_store
 from rope_lab.data.tokenizer import load_tokenizer
 from rope_lab.metrics import read_metrics
+from rope_lab.probes.suite import PROBES, RETRIEVAL
 from rope_lab.rotary import VARIANTS
 
 REPO = Path(__file__).parents[1]
@@ -87,15 +89,15 @@ def test_a_finished_run_exits_with_0_and_holds_what_it_promises(run: Path):
         *("config.json", "spectrum.json", "versions.json", "metrics.jsonl", "tensorboard", "checkpoints", "probes")
     }
     assert sorted(str(path.relative_to(run)) for path in run.rglob("*.npz")) == [
-        "probes/perplexity/step_00000002.npz",
         "probes/kv_by_distance/step_00000002.npz",
+        "probes/perplexity/step_00000002.npz",
     ]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trian"], "rope-lab: unknown command 'trian'; one of prepare, train, probe, theory"),
+        (["trian"], f"rope-lab: unknown command 'trian'; one of {', '.join(COMMANDS)}"),
         (
             ["train", "--config=configs/tiny.py", "--workdir=new", "--config.rotary.variant=ropee"],
             f"rope-lab train: rotary.variant='ropee' is unknown (did you mean 'rope'?); one of {', '.join(VARIANTS)}",
@@ -244,7 +246,18 @@ OVERRIDES = [
     ("checkpoint.every_steps=0", "checkpoint.every_steps=0 must be at least 1"),
     ("checkpoint.keep_last=0", "checkpoint.keep_last=0 must be at least 1"),
     ("checkpoint.keep_every_steps=7", "checkpoint.keep_every_steps=7 must be a multiple of every_steps=200"),
+    ("checkpoint.keep_best=-1", "checkpoint.keep_best=-1 must be at least 0"),
+    (
+        "checkpoint.keep_best=2",  # configs/tiny.py saves every 200 steps and probes every 250
+        "checkpoint.keep_best=2 needs checkpoints at steps that are probed: checkpoint.every_steps=200 (102,400 tokens) and "
+        "probes.every_steps=250 (128,000 tokens) must be multiples, one of the other",
+    ),
     ("probes.every_steps=0", "probes.every_steps=0 must be at least 1"),
+    ("probes.every_tokens=0", "probes.every_tokens=0 must be at least 1"),
+    (
+        "probes.every_tokens=511",
+        "probes.every_tokens=511 must be at least train.tokens_per_step=512: probes run between steps",
+    ),
     ("probes.length=4", "probes.length=4 must be at least 16 tokens"),
     (
         "probes.length=5000",
@@ -277,7 +290,7 @@ def test_an_override_that_cannot_be(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--trian"], "rope-lab: unknown command '--trian'; one of prepare, train, probe, theory"),
+        (["--trian"], f"rope-lab: unknown command '--trian'; one of {', '.join(COMMANDS)}"),
         (["train"], "rope-lab train: the following arguments are required: --config, --workdir; see rope-lab train --help"),
         (["train", "--config=tiny.py"], "rope-lab train: the following arguments are required: --workdir; see rope-lab train --help"),
         (
@@ -300,14 +313,13 @@ def test_an_override_that_cannot_be(
             "configs/llama_60m.py, configs/llama_7b.py, configs/tiny.py",
         ),
         (["probe"], "rope-lab probe: the following arguments are required: --workdir; see rope-lab probe --help"),
-        (["probe", "--workdir=new", "junk"], "rope-lab probe: 'junk' is not understood; see rope-lab probe --help"),
-        (
-            ["probe", "--workdir=new", "--config.rotary.base=2"],
-            "rope-lab probe: '--config.rotary.base=2' is not understood; see rope-lab probe --help",
-        ),
         (
             ["probe", "--workdir=new", "--step=last"],
             "rope-lab probe: argument --step: invalid int value: 'last'; see rope-lab probe --help",
+        ),
+        (
+            ["probe", "--workdir=new", "--step=1", "--steps=1:2"],
+            "rope-lab probe: argument --steps: not allowed with argument --step; see rope-lab probe --help",
         ),
         (
             ["probe", "--workdir=new"],
@@ -402,8 +414,66 @@ def test_a_fork_of_what_is_not_there(
     )
 
 
-def test_a_step_that_was_never_saved_cannot_be_probed(run: Path, capsys: pytest.CaptureFixture):
-    refused(capsys, run, ["probe", f"--workdir={run}", "--step=1"], f"rope-lab probe: {run} has no checkpoint of step 1; steps it has: [2]")
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--step=1"], "{run} has no checkpoint of step 1; steps it has: [2]"),
+        (["--steps=3:9"], "--steps=3:9 has no checkpoint of {run} in it; steps it has: [2]"),
+        (["--steps=2:1"], "--steps=2:1 has no checkpoint of {run} in it; steps it has: [2]"),
+        (
+            ["--steps=2"],
+            "--steps=2 must be FIRST:LAST, two steps of which either may be left out, such as 1000:5000 or 1000:",
+        ),
+        (["--probes=perplexity,nedle"], "--probes=perplexity,nedle names the unknown probe 'nedle'; did you mean 'needle'?"),
+        (["--probes=x"], f"--probes=x names the unknown probe 'x'; one of {', '.join(PROBES)}"),
+        (["--probes="], f"--probes= names the unknown probe ''; one of {', '.join(PROBES)}"),
+        (["junk"], "'junk' is not understood; overrides look like --config.probes.FIELD=VALUE"),
+        (["--config.probes.needle.sample=2"], "unknown config key probes.needle.sample; did you mean 'probes.needle.samples'?"),
+        (["--config.probes.needle.samples=0"], "probes.needle.samples=0 must be at least 1"),
+        (
+            ["--config.rotary.base=2"],
+            "'--config.rotary.base=2' is not for here: of a finished run only --config.probes.* may be set, the rest is as it was",
+        ),
+        (
+            ["--config.probes.names=()"],
+            f"the run's config names no probe (probes.names=()); choose some with --probes, of {', '.join(PROBES)}",
+        ),
+        (
+            ["--config.probes.length=5000"],
+            "no held-out document has 5001 tokens; set probes.length lower, or probes.path to longer documents",
+        ),
+    ],
+)
+def test_a_probing_that_cannot_be(flags: list[str], message: str, run: Path, capsys: pytest.CaptureFixture):
+    refused(capsys, run, ["probe", f"--workdir={run}", *flags], f"rope-lab probe: {message.format(run=run)}")
+
+
+UNMEASURED = "with checkpoint.keep_best is measured by no probe of this run"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            {"checkpoint__best_metric": "probe/kv_by_distance/efective_length_tokens"},
+            f"checkpoint.best_metric='probe/kv_by_distance/efective_length_tokens' {UNMEASURED}; "
+            "did you mean 'probe/kv_by_distance/effective_length_tokens'?",
+        ),
+        (
+            {"probes__names": "('perplexity',)"},
+            f"checkpoint.best_metric='probe/kv_by_distance/effective_length_tokens' {UNMEASURED}; "
+            f"probes.names must have one of {', '.join(RETRIEVAL)}",
+        ),
+        (
+            {"checkpoint__every_steps": "250", "probes__every_tokens": "100_000"},
+            "checkpoint.keep_best=1 needs checkpoints at steps that are probed: checkpoint.every_steps=250 (128,000 tokens) and "
+            "probes.every_tokens=100000 (100,000 tokens) must be multiples, one of the other",
+        ),
+    ],
+)
+def test_a_best_that_is_never_known(overrides: dict[str, str], message: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
+    flags = small(data, checkpoint__keep_best="1", **overrides)
+    refused(capsys, tmp_path, ["train", f"--workdir={tmp_path}/new", *flags], f"rope-lab train: {message}")
 
 
 def test_a_run_below_the_bound_is_told_so_and_refused_where_the_config_says(
@@ -435,17 +505,112 @@ def test_help_names_every_command_and_exits_with_0(arguments: list[str], capsys:
     assert main(arguments) == 0
     told = capsys.readouterr()
     assert told.err == ""
-    assert [line.split()[0] for line in told.out.splitlines()[2:]] == ["prepare", "train", "probe", "theory"]
+    assert tuple(line.split()[0] for line in told.out.splitlines()[2:]) == COMMANDS
+    commands = {path.stem for path in (REPO / "rope_lab" / "commands").glob("*.py") if "def add_arguments" in path.read_text()}
+    assert set(COMMANDS) == commands
 
 
-def test_probing_a_checkpoint_exits_with_0_and_prints_every_metric(run: Path, capsys: pytest.CaptureFixture):
+def copied(run: Path, folder: Path) -> Path:
+    """The run with two checkpoints more, and nothing probed."""
+    shutil.copytree(run, folder, ignore=shutil.ignore_patterns("probes"))
+    for step in ("1", "4"):
+        shutil.copytree(folder / "checkpoints" / "2", folder / "checkpoints" / step)
+    return folder
+
+
+def table(told: str, title: str) -> list[list[str]]:
+    """The rows of the printed table with this title, cell by cell."""
+    lines = told.partition(title)[2].splitlines()
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if line.startswith("│")]
+
+
+@pytest.fixture
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal in which no table is cut."""
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.mark.usefixtures("wide")
+def test_probing_a_checkpoint_exits_with_0_and_prints_every_metric(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture):
     trained = {name: value for record in read_metrics(run) for name, value in record.items() if name.startswith("probe/")}
-    assert main(["probe", f"--workdir={run}", "--step=2"]) == 0
+    assert main(["probe", f"--workdir={run}"]) == 0
     told = capsys.readouterr().out
-    assert f"{trained['probe/perplexity/loss_nats']:,.4g}" in told  # the checkpoint's parameters, not fresh ones
-    for name in trained:
-        if not name.endswith("/seconds"):
-            assert name.split("/")[2] in told
+    assert told.startswith(
+        "perplexity at step 2: already there with these settings\nkv_by_distance at step 2: already there with these settings\n"
+    )
+    folder = copied(run, tmp_path / "run")
+    assert main(["probe", f"--workdir={folder}", "--step=2"]) == 0
+    anew = capsys.readouterr().out
+    assert "already there" not in anew
+    assert table(anew, "step 2") == table(told, "step 2")  # the checkpoint's parameters, not fresh ones
+    shown = {f"probe/{probe}/{metric}": value for probe, metric, value in table(told, "step 2")[: len(trained) - 2]}
+    assert shown == {name: f"{value:,.4g}" for name, value in trained.items() if not name.endswith("/seconds")}
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Puts stand-ins in place of all probes, and returns the list of those that ran. Each finds one more token every time."""
+    ran: list[str] = []
+
+    def stand_in(name: str):
+        def probe(params: dict):
+            assert params["layers"]
+            ran.append(name)
+            if name == "passkey":
+                raise ValueError("shapes do not match")
+            found = {"effective_length_tokens": len(ran), "longest_passing_length_tokens": 64}
+            return found | {"effective_length_low_tokens": 0, "effective_length_high_tokens": 32}, {"accuracy": np.ones(2)}
+
+        return probe
+
+    monkeypatch.setattr(rope_lab.assembly, "make_probes", lambda bench, names: {name: stand_in(name) for name in names})
+    return ran
+
+
+BOUNDS = ["90", "1,571"]  # L_theta as in VERDICT; the slowest pair turns by 1 / 1000 a token: pi / 2 * 1000
+
+
+@pytest.mark.usefixtures("wide")
+def test_what_is_there_with_the_same_settings_is_not_probed_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    folder, ran = copied(run, tmp_path / "run"), counting(monkeypatch)
+    probe = ["probe", f"--workdir={folder}"]
+    assert main([*probe, "--probes=needle,kv_by_distance", "--steps=1:2"]) == 0
+    assert ran == ["needle", "kv_by_distance"] * 2
+    rows = [
+        ["kv_by_distance", "1", "2", "0 .. 32", "64", *BOUNDS],
+        ["kv_by_distance", "2", "4", "0 .. 32", "64", *BOUNDS],
+        ["needle", "1", "1", "0 .. 32", "64", *BOUNDS],
+        ["needle", "2", "3", "0 .. 32", "64", *BOUNDS],
+    ]
+    assert table(capsys.readouterr().out, "Effective context length") == rows
+    assert main([*probe, "--probes=needle", "--steps=:"]) == 0
+    assert ran[4:] == ["needle"]  # at step 4 alone
+    told = capsys.readouterr().out
+    assert told.startswith("needle at step 1: already there with these settings\nneedle at step 2: already there with these settings\n")
+    assert table(told, "Effective context length") == [*rows[2:], ["needle", "4", "5", "0 .. 32", "64", *BOUNDS]]
+    assert main([*probe, "--probes=needle", "--step=1", "--config.probes.needle.samples=2"]) == 0
+    assert main([*probe, "--probes=needle", "--step=1", "--config.probes.length=32"]) == 0
+    assert main([*probe, "--probes=needle", "--step=1", "--config.probes.length=32"]) == 0
+    assert main([*probe, "--probes=needle", "--step=1", "--config.probes.length=32", "--config.probes.kv_by_distance.rows=4"]) == 0
+    assert len(ran) == 7  # anew for each change of its own settings; another probe's are none of its business
+
+
+def test_one_probe_that_fails_does_not_stop_the_others_and_exits_with_1(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+):
+    folder, ran = copied(run, tmp_path / "run"), counting(monkeypatch)
+    assert main(["probe", f"--workdir={folder}", "--probes=passkey,needle", "--steps=1:2"]) == 1
+    assert ran == ["passkey", "needle"] * 2
+    told = capsys.readouterr()
+    assert "Traceback (most recent call last)" in told.err
+    for step in (1, 2):
+        assert f"rope-lab probe: passkey failed at step {step}: ValueError: shapes do not match" in told.err
+    assert sorted(str(path.relative_to(folder)) for path in folder.glob("probes/**/*.json")) == [
+        "probes/needle/step_00000001.json",
+        "probes/needle/step_00000002.json",
+    ]
+    assert "needle" in told.out
 
 
 def test_a_loss_that_is_no_number_exits_with_1_and_saves_nothing_more(data: Path, tmp_path: Path):
@@ -471,15 +636,6 @@ def test_a_fault_inside_training_is_never_told_as_bad_input(fault: Exception, da
     with pytest.raises((RuntimeError, KeyError)) as told:
         main(["train", f"--workdir={tmp_path}/new", *small(data)])
     assert fault in (told.value, told.value.__cause__)
-
-
-def test_a_fault_inside_a_probe_is_never_told_as_bad_input(run: Path, monkeypatch: pytest.MonkeyPatch):
-    def broken(*arguments):
-        raise ValueError("shapes do not match")
-
-    monkeypatch.setattr(rope_lab.assembly, "make_probes", lambda *arguments: {"perplexity": broken})
-    with pytest.raises(RuntimeError, match="probe perplexity failed"):
-        main(["probe", f"--workdir={run}"])
 
 
 def test_a_fork_starts_from_the_other_runs_parameters_and_outlives_it(

@@ -1,10 +1,14 @@
 """Numbers of a run: one JSON object a line, cut where a resumed run goes on, and the same scalars for TensorBoard."""
 
+import io
 import json
 import struct
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.image import imread
 from tensorboardX.proto.event_pb2 import Event, SessionLog
 
 from rope_lab.metrics import MetricWriter, read_metrics
@@ -81,6 +85,22 @@ def test_tensorboard_gets_every_number_and_no_string(tmp_path: Path):
     written(tmp_path, range(1, 4))
     scalars = [(event.step, value.tag, value.simple_value) for event in events(tmp_path) for value in event.summary.value]
     assert scalars == [(1, "train/loss_nats", 0.25), (2, "train/loss_nats", 0.5), (3, "train/loss_nats", 0.75)]
+
+
+def test_tensorboard_shows_a_figure_as_it_would_be_saved(tmp_path: Path):
+    figure = Figure(figsize=(2, 1), dpi=50, facecolor=(1, 0, 0))
+    figure.subplots().plot([1, 2])
+    writers = MetricWriter(tmp_path), MetricWriter(tmp_path, process=1)
+    for writer in writers:
+        writer.figure(3, "probe/needle", figure)
+        writer.close()
+    ((step, value),) = [(event.step, value) for event in events(tmp_path) for value in event.summary.value]
+    assert (step, value.tag) == (3, "probe/needle")
+    shown = imread(io.BytesIO(value.image.encoded_image_string))
+    figure.savefig(saved := io.BytesIO(), format="png", dpi=50)
+    saved.seek(0)
+    np.testing.assert_array_equal(shown, imread(saved)[..., :3])
+    assert shown[0, 0].tolist() == [1, 0, 0]
 
 
 def test_a_resumed_run_tells_tensorboard_from_where_to_forget(tmp_path: Path):
