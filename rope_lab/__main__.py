@@ -5,7 +5,7 @@ import importlib
 import sys
 from typing import NoReturn
 
-COMMANDS = ("prepare", "train", "probe", "theory", "sweep")
+COMMANDS = ("prepare", "train", "probe", "theory", "sweep", "report")
 
 EXIT_DONE, EXIT_FAULT, EXIT_BAD_INPUT, EXIT_PREEMPTED = 0, 1, 2, 42
 

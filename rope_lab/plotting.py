@@ -62,6 +62,8 @@ def probe_figure(name: str, arrays: Mapping[str, np.ndarray]) -> Figure | None:
             accuracy_by_distance(axes, edges, accuracy, label=name, color="C0")
         case {"loss_by_position_nats": losses}:
             loss_by_position(axes, losses, label=name, color="C0")
+        case {"gap_nats": _, "b_m": _}:
+            gap_of_heads(axes, arrays)
         case _:
             return None
     axes.set_title(name)
@@ -70,7 +72,11 @@ def probe_figure(name: str, arrays: Mapping[str, np.ndarray]) -> Figure | None:
 
 def mark_bounds(axes: Axes, variant: Variant, head_dim: int, length: int, *, color: str) -> None:
     """Vertical lines at L_theta (dashed) and at the slowest pair's quarter period (dotted), where they fall inside the axes."""
-    theta = variant.spectrum(head_dim, length).theta
+    mark_bounds_of(axes, variant.spectrum(head_dim, length).theta, color=color)
+
+
+def mark_bounds_of(axes: Axes, theta: np.ndarray, *, color: str) -> None:
+    """The same for frequencies, radians per token."""
     right = axes.get_xlim()[1]
     for distance, style, name in (
         (context_bound(theta), "--", r"$L_\theta$"),
@@ -144,7 +150,7 @@ def trained_distances_picture(pairs: tuple[np.ndarray, np.ndarray], tokens: tupl
     """How often distances and positions are trained, each beside rows of one document, into a PNG file.
 
     Args:
-      pairs: by distance from 0 on, of a run's packing and of one-document rows.
+      pairs: by distance from 0 on, which is not drawn, of a run's packing and of one-document rows.
       tokens: the same by position.
       picture: the file.
     """
@@ -152,8 +158,58 @@ def trained_distances_picture(pairs: tuple[np.ndarray, np.ndarray], tokens: tupl
     for axes, (ours, whole), what, place in zip(
         figure.subplots(1, 2), (pairs, tokens), ("query-key pairs", "tokens"), ("distance", "position"), strict=True
     ):
-        axes.plot(whole, color="0.6", label="every row one document")
-        axes.plot(ours, color="C0", label="as packed")
-        axes.set(xlabel=f"{place} (tokens)", ylabel=f"{what} trained over the run", ylim=(0, None), xlim=(0, len(ours)))
+        for counts, color, label in ((whole, "0.6", "every row one document"), (ours, "C0", "as packed")):
+            axes.loglog(np.arange(1, len(counts)), counts[1:], color=color, label=label)
+        axes.set(xlabel=f"{place} (tokens)", ylabel=f"{what} trained over the run")
         axes.legend(fontsize=8)
+    figure.savefig(picture, dpi=150)
+
+
+def gap_of_heads(axes: Axes, arrays: Mapping[str, np.ndarray], *, top: int = 4) -> None:
+    """The similarity gap measured in the heads with the largest content gap, beside B_m: each over its value at distance 0.
+
+    Args:
+      axes: where to draw.
+      arrays: of the probe `similarity_gap`.
+      top: heads drawn, at most.
+    """
+    distances, content = arrays["distances_tokens"], arrays["content_gap_nats"]
+    for number, flat in enumerate(np.argsort(-content, axis=None)[:top]):
+        layer, head = np.unravel_index(flat, content.shape)
+        label = f"layer {layer + 1}, head {head + 1}: {content[layer, head]:.2g} nats"
+        axes.plot(distances, arrays["gap_nats"][layer, head] / content[layer, head], lw=1.2, color=f"C{number}", label=label)
+    axes.plot(distances, arrays["b_m"] / arrays["b_m"][0], lw=1.2, color="black", label="$B_m$, theory")
+    axes.axhline(0, color="black", lw=0.8)
+    axes.set(xlabel="distance $m$ (tokens)", ylabel="$G(m) / G(0)$ (dimensionless)", xlim=(0, distances[-1]))
+    mark_bounds_of(axes, arrays["theta_radians_per_token"], color="black")
+    axes.legend(fontsize=8)
+
+
+def mass_by_distance(axes: Axes, edges: np.ndarray, mass: np.ndarray, *, label: str, color: str) -> None:
+    """Share of a query's attention in each half-open bin of distance, on an axis that is logarithmic from 1 token on.
+
+    Args:
+      axes: where to draw.
+      edges: of the bins, tokens, increasing from 0.
+      mass: one fewer; sums to 1.
+      label, color: of the line.
+    """
+    axes.stairs(mass, edges, lw=1.2, color=color, label=label)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set(xlabel="distance from key to query (tokens)", ylabel="attention in the bin (share)", xlim=(0, edges[-1]))
+
+
+def heads_against_theory(arrays: Mapping[str, np.ndarray], picture: Path, *, top: int = 4) -> None:
+    """What the probe `similarity_gap` found: the gap of the heads with the largest content gap, and their attention; a PNG file."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    gap_of_heads(left, arrays, top=top)
+    content = arrays["content_gap_nats"]
+    for number, flat in enumerate(np.argsort(-content, axis=None)[:top]):
+        layer, head = np.unravel_index(flat, content.shape)
+        label = f"layer {layer + 1}, head {head + 1}"
+        mass_by_distance(right, arrays["mass_edges_tokens"], arrays["mass"][layer, head], label=label, color=f"C{number}")
+    left.set_title("Preference for the right record; below 0 it is lost")
+    right.set_title("Attention in held-out text")
+    right.legend(fontsize=8)
     figure.savefig(picture, dpi=150)

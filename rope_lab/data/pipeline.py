@@ -161,6 +161,12 @@ class Pipeline:
         """Ids that occur in batches: the tokenizer's, and the retrieval surface's beyond them."""
         return self.surface.vocab_size if self.surface else self.tokenizer.vocab_size
 
+    @property
+    def mixture(self) -> dict[str, tuple[TokenStore, float]]:
+        """Each source's store and its share of rows that carry no records; the shares add up to 1."""
+        total = sum(self._weights)
+        return {name: (store, weight / total) for name, store, weight in zip(self._names, self._stores, self._weights, strict=True)}
+
     def check(self, stage: Stage) -> None:
         """Rejects a stage whose rows are too long for a source, or too short for a synthetic document.
 
