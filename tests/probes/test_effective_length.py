@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rope_lab.probes.effective_length import contiguous_length, effective_length
+from rope_lab.probes.effective_length import contiguous_length, effective_length, length_scalars
 
 LENGTHS = np.array([256, 512, 1024, 2048])
 
@@ -85,6 +85,37 @@ def test_the_bootstrap_equals_a_naive_one():
     result = effective_length(LENGTHS, trials, 0.85, resamples=2000)
     assert (result.low, result.high) == (low, high)
     assert low < high
+
+
+def test_what_probes_report_of_a_curve():
+    scalars = length_scalars(LENGTHS, outcomes([1, 0.9, 0.5, 0.88], 100), 0.85)
+    assert scalars == {
+        "effective_length_tokens": 512,
+        "effective_length_low_tokens": 256,
+        "effective_length_high_tokens": 512,
+        "longest_passing_length_tokens": 2048,
+        "effective_length_relative_tokens": 512,
+        "effective_length_ruler_tokens": 512,
+        "accuracy": pytest.approx(0.82),
+        "accuracy_farthest": 0.88,
+    }
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "threshold", "absolute", "relative", "ruler"),
+    [
+        ([0.4, 0.35, 0.33, 0.4], 0.85, 0, 512, 0),  # of the nearest accuracy, .34 counts
+        ([0.9, 0.8, 0.5, 0.4], 0.5, 1024, 1024, 256),
+        ([1, 0.857, 0.855, 0.9], 0.9, 256, 256, 512),
+        ([0, 0.9, 0.9, 0.9], 0.5, 0, 0, 0),  # of nothing, everything would be enough
+        ([1, 1, 1, 1], 1.0, 2048, 2048, 2048),
+    ],
+)
+def test_three_pass_marks(accuracies: list[float], threshold: float, absolute: int, relative: int, ruler: int):
+    scalars = length_scalars(LENGTHS, outcomes(accuracies, 1000), threshold)
+    assert scalars["effective_length_tokens"] == absolute
+    assert scalars["effective_length_relative_tokens"] == relative
+    assert scalars["effective_length_ruler_tokens"] == ruler
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.integers(0, 10)), min_size=1, max_size=6), st.floats(0, 1), st.floats(0, 1))

@@ -52,6 +52,8 @@ def test_one_that_knows_all_the_answers(surface: str):
         "effective_length_low_tokens": LENGTH,
         "effective_length_high_tokens": LENGTH,
         "longest_passing_length_tokens": LENGTH,
+        "effective_length_relative_tokens": LENGTH,
+        "effective_length_ruler_tokens": LENGTH,
         "accuracy": 1.0,
         "accuracy_farthest": 1.0,
     }

@@ -13,9 +13,9 @@ from rope_lab.probes.tasks.needle import CODES
 from rope_lab.probes.tasks.task import Prompt, Task
 
 _ADJECTIVES = (
-    "brave calm eager early empty exact faint fancy fresh giant glad grand great green happy heavy human ideal jolly large light local "
+    "brave clean eager early empty exact faint fancy fresh giant giddy grand great green happy heavy human ideal jolly large light local "
     "loyal lucky major merry minor moist naive noble outer plain proud quick quiet rapid rough round royal rural sharp short silly small "
-    "smart solid steep still stout sweet swift tense tired tough upper urban vague vivid white whole wild young"
+    "smart solid steep still stout sweet swift tense tired tough upper urban vague vivid white whole windy young"
 )
 _NOUNS = (
     "acorn apple arrow beach berry bread brook brush cabin camel chair cloud coast crane crown daisy eagle fence field flute fruit glass "

@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from rope_lab.probes.prompts import Writer, lay_out
-from rope_lab.probes.tasks.needle import CODES, NAMES
+from rope_lab.probes.tasks.needle import CODES, NAMES, questions
 from rope_lab.probes.tasks.task import Prompt, Task
 
 
@@ -38,15 +38,14 @@ class MultikeyNeedle(Task):
         return 1 / len(writer.alphabet(CODES))
 
     def prompt(self, writer: Writer, rng: np.random.Generator, length: int, depth: float) -> Prompt:
-        codes, end = writer.alphabet(CODES), writer.text(".")
-        questions = [writer.text(f" The code of the {name} is") for name in NAMES]
-        A, longest = codes.shape[1], max(map(len, questions))
+        codes, asks, end = writer.alphabet(CODES), questions(writer), writer.text(".")
+        A, longest = codes.shape[1], max(map(len, asks))
         needle = longest + A + len(end)
         count = min(self.num_distractors, 1 + self.room(length, 2 * needle + longest + A) // needle)  # whichever names are drawn
 
         names = rng.permutation(len(NAMES))[: 1 + count]
         chosen = codes[rng.choice(len(codes), 1 + count, replace=False)]
-        needles = [np.concatenate([questions[name], code, end]) for name, code in zip(names, chosen, strict=True)]
+        needles = [np.concatenate([asks[name], code, end]) for name, code in zip(names, chosen, strict=True)]
         depths = np.array([depth, *rng.random(count)])
         order = np.argsort(depths, kind="stable")
         row, starts = lay_out(
@@ -55,7 +54,7 @@ class MultikeyNeedle(Task):
             writer.haystack(rng, length),
             [needles[i] for i in order],
             depths[order].tolist(),
-            questions[names[0]],
+            asks[names[0]],
             chosen[0],
         )
         start = int(starts[np.flatnonzero(order == 0)[0]])

@@ -16,6 +16,11 @@ CODES = tuple(f" {code}" for code in np.random.default_rng(0).permutation(np.ara
 """A thousand five-digit numbers, as they follow a word."""
 
 
+def questions(writer: Writer) -> list[np.ndarray]:
+    """What asks for each name's code, and begins the needle that tells it."""
+    return [writer.text(f" The code of the {name} is") for name in NAMES]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Needle(Task):
     """`The code of the harbour is 48213.` somewhere in held-out text; at its end `The code of the harbour is`, answered by ` 48213`.
@@ -31,12 +36,12 @@ class Needle(Task):
         return 1 / len(writer.alphabet(CODES))
 
     def prompt(self, writer: Writer, rng: np.random.Generator, length: int, depth: float) -> Prompt:
-        codes = writer.alphabet(CODES)
-        question = writer.text(f" The code of the {NAMES[rng.integers(len(NAMES))]} is")
+        codes, asks, stop = writer.alphabet(CODES), questions(writer), writer.text(".")
+        self.room(length, 2 * max(map(len, asks)) + 2 * codes.shape[1] + len(stop))  # whichever name is drawn
+        question = asks[rng.integers(len(asks))]
         right, wrong = rng.choice(len(codes), 2, replace=False)
-        needle = np.concatenate([question, codes[right], writer.text(".")])
-        room = self.room(length, len(needle) + len(question) + codes.shape[1])
-        row, (start,) = lay_out(writer.separator, length, writer.haystack(rng, room), [needle], [depth], question, codes[right])
+        needle = np.concatenate([question, codes[right], stop])
+        row, (start,) = lay_out(writer.separator, length, writer.haystack(rng, length), [needle], [depth], question, codes[right])
         end = start + len(needle)
         control = row.copy()
         control[start:end] = writer.haystack(rng, len(needle))
