@@ -148,6 +148,7 @@ def verdict(steps: list[dict[str, Any]]) -> list[str]:
     figures = f"least of the buckets, by seed: {shown(starts)}"
     lines = [said(f"The start reaches {LEARNED} at every distance up to {START_LENGTH}", (value >= LEARNED for value in starts), figures)]
     for density, what in DENSITIES.items():
+        here = f"With {what}, beyond {START_LENGTH} tokens"
         rows = {method: of(last, method, density) for method in COLORS}
         seeds = sorted(set.intersection(*(set(by_seed) for by_seed in rows.values())))
         length = {method: [rows[method][seed]["effective_length_tokens"] for seed in seeds] for method in COLORS}
@@ -159,21 +160,21 @@ def verdict(steps: list[dict[str, Any]]) -> list[str]:
             below = (a < b - MARGIN for a, b in zip(accuracy[method], accuracy["method1"], strict=True))
             figures = f"{shown(accuracy[method])} against {shown(accuracy['method1'])}"
             figures += f"; effective length {shown(length[method], 0)} against {shown(length['method1'], 0)}"
-            lines.append(said(f"With {what}, beyond {START_LENGTH} tokens: {claim} by more than {MARGIN}", below, figures))
+            lines.append(said(f"{here}: {claim} by more than {MARGIN}", below, figures))
         early = {method: [far(of(first, method, density)[seed]) for seed in seeds] for method in ("method1", "method2", "pi")}
         below = (a < b - MARGIN for a, b in zip(early["method2"], early["method1"], strict=True))
         figures = f"{shown(early['method2'])} against {shown(early['method1'])}; PI {shown(early['pi'])}"
-        lines.append(said(f"The same of Method 2 when first probed, after {_first_step(first)} steps", below, figures))
+        lines.append(said(f"{here}: {claims['method2']} by more than {MARGIN} after {_first_step(first)} steps", below, figures))
         for name, source in (("in the end", last), (f"after {_first_step(first)} steps", first)):
             for method in ("method2", "pi"):
                 pairs = [(share(row, "negative"), share(row, "not_negative")) for row in map(of(source, method, density).get, seeds) if row]
                 figures = f"{shown(a for a, _ in pairs)} against {shown(b for _, b in pairs)}"
-                claim = f"{LABELS[method]} {name}: worse where B_m < 0 than elsewhere beyond {START_LENGTH}, by more than {MARGIN}"
+                claim = f"{here}: {LABELS[method]} retrieves worse where B_m < 0 than elsewhere by more than {MARGIN} {name}"
                 lines.append(said(claim, (a < b - MARGIN for a, b in pairs), figures))
         close = (abs(a - b) <= MARGIN for a, b in zip(loss["method2"], loss["method1"], strict=True))
         figures = f"{shown(loss['method2'], 3)} against {shown(loss['method1'], 3)}; PI {shown(loss['pi'], 3)}"
         figures += f"; base unchanged {shown(loss['unchanged'], 3)}"
-        lines.append(said(f"Text loss of Method 2 within {MARGIN} nats of Method 1's", close, figures))
+        lines.append(said(f"With {what}: Method 2's text loss is within {MARGIN} nats of Method 1's", close, figures))
     return lines
 
 
@@ -210,8 +211,9 @@ def draw_accuracy(steps: list[dict[str, Any]], buckets: list[dict[str, Any]], ga
         2, 2, figsize=(12, 6.4), layout="constrained", sharex=True, sharey="row", height_ratios=(3, 1), squeeze=False
     )
     last = list({row["run"]: row for row in steps}.values())
-    distances = np.array([row["distance_tokens"] for row in gaps])
-    negative = {method: np.array([row[method] < 0 for row in gaps]) for method in COLORS}
+    # Each distance is drawn a token wide, so that one alone is seen as well.
+    distances = np.array([row["distance_tokens"] + side for row in gaps for side in (-0.5, 0.5)])
+    negative = {method: np.repeat([row[method] < 0 for row in gaps], 2) for method in COLORS}
     for (upper, lower), (density, what) in zip(panels.T, DENSITIES.items(), strict=True):
         for method, color in COLORS.items():
             chosen = [row for row in last if row["method"] == method and row["density"] == density]
@@ -225,7 +227,7 @@ def draw_accuracy(steps: list[dict[str, Any]], buckets: list[dict[str, Any]], ga
         upper.set_xlabel("")
         upper.legend(fontsize=8, loc="center right")
         for place, (method, color) in enumerate(COLORS.items()):
-            lower.fill_between(distances, -place - 0.4, -place + 0.4, where=negative[method], color=color, lw=0, step="mid")
+            lower.fill_between(distances, -place - 0.4, -place + 0.4, where=negative[method], color=color, lw=0)
         lower.set_yticks([-place for place in range(len(COLORS))], list(LABELS.values()))
         lower.set(ylim=(-len(COLORS) + 0.4, 0.6), xlim=(0, LENGTH), xlabel="distance from record to query (tokens)")
     panels[1, 0].set_title("where $B_m < 0$", fontsize=9)
