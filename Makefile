@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # The release the live comparison was made with. On machines without a GPU choose pip's index so that it brings the CPU build.
 TORCH := torch==2.13.0
+# A test process for each core; one that is done early takes tests from another.
+WORKERS := -n auto --dist=worksteal
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
 .DEFAULT_GOAL := help
@@ -13,14 +15,14 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 test: $(VENV)/installed ## every test that needs neither torch nor a GPU; under ten minutes on two cores
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest $(WORKERS)
 	JAX_PLATFORMS=cpu $(BIN)/python -m pytest --nbmake notebooks -q
 
 demo: $(VENV)/installed ## pretrain base=1e2 and base=1e6, probe both, draw the picture; about five minutes on two cores
 	$(BIN)/python experiments/00_demo/demo.py
 
 reference: $(VENV)/reference ## compare with torch and transformers live (downloads both)
-	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/reference_live -q
+	JAX_PLATFORMS=cpu $(BIN)/python -m pytest tests/reference_live -q $(WORKERS)
 
 lint: $(VENV)/installed ## ruff and pyright
 	$(BIN)/ruff check .

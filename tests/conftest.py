@@ -11,6 +11,7 @@ os.environ["XLA_FLAGS"] = (
 
 import hypothesis
 import jax
+import pytest
 from jaxtyping import install_import_hook
 
 import tests.typechecker
@@ -23,3 +24,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Compilation makes the first example of a test slow, and a shared machine makes any of them slow.
 hypothesis.settings.register_profile("rope_lab", deadline=None, max_examples=25, derandomize=True)
 hypothesis.settings.load_profile("rope_lab")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """`-n auto`: a worker for each core that is ours, hyperthreads included; eight of them hold about 6 GB."""
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
