@@ -64,6 +64,8 @@ def probe_figure(name: str, arrays: Mapping[str, np.ndarray]) -> Figure | None:
             loss_by_position(axes, losses, label=name, color="C0")
         case {"gap_nats": _, "b_m": _}:
             gap_of_heads(axes, arrays)
+        case {"contexts_tokens": contexts, "loss_nats": losses}:
+            loss_by_context(axes, contexts, losses, label=name, color="C0")
         case _:
             return None
     axes.set_title(name)

@@ -81,7 +81,8 @@ class Probing:
                 found |= measured
             except Exception as error:  # noqa: BLE001  training must outlive whatever a probe does wrong; interrupts are no Exception
                 writer.write(step, {f"probe/{name}/failed": 1, f"probe/{name}/error": told(error)})
-                console.print(f"probe {name} failed at step {step}; training goes on\n{traceback.format_exc()}", markup=False)
+                message = f"probe {name} failed at step {step}; training goes on\n{traceback.format_exc()}"
+                console.print(message, markup=False, highlight=False, soft_wrap=True)
         return found
 
 

@@ -35,7 +35,8 @@ def fine(params: dict) -> tuple[dict, dict]:
 
 
 def broken(params: dict) -> tuple[dict, dict]:
-    params["layer"].clear()
+    for inner in params.values():
+        inner.clear() if isinstance(inner, dict) else None
     params.clear()
     raise ZeroDivisionError("no\nprompt")
 
@@ -141,7 +142,7 @@ def test_kept_scalars_are_those_of_the_same_settings(tmp_path: Path):
 @pytest.mark.slow
 def test_training_is_the_same_to_the_last_bit_with_probes_without_and_with_one_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     short = (
-        *("--config.train.curriculum=((32, 5),)", "--config.checkpoint.every_steps=2", "--config.checkpoint.keep_last=3"),
+        *("--config.train.curriculum=((32, 5),)", "--config.checkpoint.every_steps=1", "--config.checkpoint.keep_last=5"),
         *("--config.probes.every_steps=2", "--config.checkpoint.keep_best=2"),
     )
     with_probes = train_from_config(config(*short), str(tmp_path / "with"))
@@ -158,6 +159,9 @@ def test_training_is_the_same_to_the_last_bit_with_probes_without_and_with_one_t
     assert trained(with_probes) == trained(without) == trained(breaking)
     probed = {line["step"]: line for line in read_metrics(with_probes) if "probe/kv_by_distance/accuracy" in line}
     assert list(probed) == [2, 4, 5]
+    saved = {int(path.parent.parent.name): json.loads(path.read_text()) for path in with_probes.glob("checkpoints/*/metrics/*")}
+    best = "probe/kv_by_distance/effective_length_tokens"
+    assert saved == {step: {best: line[best]} for step, line in probed.items()}  # and none for step 3, after which no probe ran
     failed = [(line["step"], key) for line in read_metrics(breaking) for key in line if key.endswith("/failed")]
     assert failed == [(step, f"probe/{name}/failed") for step in (2, 4, 5) for name in ("perplexity", "kv_by_distance")]
     assert not [line for line in read_metrics(without) if any(key.startswith("probe/") for key in line)]
@@ -165,8 +169,8 @@ def test_training_is_the_same_to_the_last_bit_with_probes_without_and_with_one_t
     states = {}
     for folder in (with_probes, without, breaking):
         checkpoints = Checkpoints(folder)
-        assert checkpoints.steps() == [2, 4, 5]
-        states[folder.name] = [jax.device_get(checkpoints.restore(step, abstract)) for step in checkpoints.steps()]
+        assert checkpoints.steps() == [1, 2, 3, 4, 5]
+        states[folder.name] = [jax.device_get(checkpoints.restore(step, abstract)) for step in (3, 4, 5)]
         checkpoints.close()
     jax.tree.map(np.testing.assert_array_equal, states["with"], states["without"])
     jax.tree.map(np.testing.assert_array_equal, states["breaking"], states["without"])
