@@ -168,16 +168,15 @@ def trained_distances_picture(pairs: tuple[np.ndarray, np.ndarray], tokens: tupl
 
 
 def gap_of_heads(axes: Axes, arrays: Mapping[str, np.ndarray], *, top: int = 4) -> None:
-    """The similarity gap measured in the heads with the largest content gap, beside B_m: each over its value at distance 0.
+    """The similarity gap measured in the heads that retrieve, beside B_m: each over its value at distance 0.
 
     Args:
       axes: where to draw.
       arrays: of the probe `similarity_gap`.
-      top: heads drawn, at most.
+      top: heads drawn, at most; none whose content gap is less than half the largest.
     """
     distances, content = arrays["distances_tokens"], arrays["content_gap_nats"]
-    for number, flat in enumerate(np.argsort(-content, axis=None)[:top]):
-        layer, head = np.unravel_index(flat, content.shape)
+    for number, (layer, head) in enumerate(_retrieving_heads(content, top)):
         label = f"layer {layer + 1}, head {head + 1}: {content[layer, head]:.2g} nats"
         axes.plot(distances, arrays["gap_nats"][layer, head] / content[layer, head], lw=1.2, color=f"C{number}", label=label)
     axes.plot(distances, arrays["b_m"] / arrays["b_m"][0], lw=1.2, color="black", label="$B_m$, theory")
@@ -202,16 +201,21 @@ def mass_by_distance(axes: Axes, edges: np.ndarray, mass: np.ndarray, *, label: 
 
 
 def heads_against_theory(arrays: Mapping[str, np.ndarray], picture: Path, *, top: int = 4) -> None:
-    """What the probe `similarity_gap` found: the gap of the heads with the largest content gap, and their attention; a PNG file."""
+    """What the probe `similarity_gap` found of the heads that retrieve: their gap and their attention, into a PNG file."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subplots(1, 2)
     gap_of_heads(left, arrays, top=top)
-    content = arrays["content_gap_nats"]
-    for number, flat in enumerate(np.argsort(-content, axis=None)[:top]):
-        layer, head = np.unravel_index(flat, content.shape)
+    for number, (layer, head) in enumerate(_retrieving_heads(arrays["content_gap_nats"], top)):
         label = f"layer {layer + 1}, head {head + 1}"
         mass_by_distance(right, arrays["mass_edges_tokens"], arrays["mass"][layer, head], label=label, color=f"C{number}")
     left.set_title("Preference for the right record; below 0 it is lost")
     right.set_title("Attention in held-out text")
     right.legend(fontsize=8)
     figure.savefig(picture, dpi=150)
+
+
+def _retrieving_heads(content: np.ndarray, top: int) -> list[tuple[int, int]]:
+    """Layer and head of the largest content gaps, from the largest on down to half of it."""
+    order = np.argsort(-content, axis=None)[:top]
+    heads = zip(*(places.tolist() for places in np.unravel_index(order, content.shape)), strict=True)
+    return [place for place in heads if 0 < content.max() / 2 <= content[place]]

@@ -222,6 +222,7 @@ class SimilarityGapProbe:
         self._spectra = [still if every and layer % every == 0 else spectrum for layer in range(1, L + 1)]
         self._scale = D**-0.5
         self._distances = measured_distances(T)
+        self._theta = spectrum.theta
         self._bound = context_bound(spectrum.theta)
         self._bound_gap = similarity_gap(spectrum.theta, self._distances)
         self._with_records = records_in(windows, surface, task, config)
@@ -273,6 +274,7 @@ class SimilarityGapProbe:
             "distances_tokens": self._distances,
             "gap_nats": gap_LHX.astype(np.float32),
             "b_m": self._bound_gap,
+            "theta_radians_per_token": self._theta,
             "dot_nats": dot_LHP,
             "cross_nats": cross_LHP,
             "limit_tokens": limit_LH,

@@ -18,6 +18,7 @@ from rope_lab.probes.perplexity import PerplexityConfig, PerplexityProbe, held_o
 from rope_lab.probes.prompts import Writer, held_out_stream
 from rope_lab.probes.retrieval import RetrievalProbe
 from rope_lab.probes.score import Scorer
+from rope_lab.probes.similarity_gap import SimilarityGapConfig, SimilarityGapProbe
 from rope_lab.probes.sliding_perplexity import SlidingPerplexityConfig, SlidingPerplexityProbe
 from rope_lab.probes.tasks import TASKS, FirstSentence, LongEvalLines, MultikeyNeedle, Needle, Passkey, Task, VariableTracking
 
@@ -51,6 +52,7 @@ class ProbeConfig:
     longeval_lines: LongEvalLines = field(default_factory=LongEvalLines)
     variable_tracking: VariableTracking = field(default_factory=VariableTracking)
     first_sentence: FirstSentence = field(default_factory=FirstSentence)
+    similarity_gap: SimilarityGapConfig = field(default_factory=SimilarityGapConfig)
 
     def __post_init__(self) -> None:
         if self.every_steps < 1:
@@ -146,6 +148,12 @@ def _kv_by_distance(bench: Bench) -> Probe:
     return KVByDistanceProbe(bench.scorer, bench.windows[0], surface, retrieval, bench.config.kv_by_distance)
 
 
+def _similarity_gap(bench: Bench) -> Probe:
+    retrieval = bench.data.retrieval
+    surface = make_surface(retrieval, bench.tokenizer)
+    return SimilarityGapProbe(bench.graph, bench.sharding, bench.windows[0], surface, retrieval, bench.config.similarity_gap)
+
+
 def _task(name: str, bench: Bench) -> Probe:
     task: Task = getattr(bench.config, name)
     return RetrievalProbe(bench.scorer, task, bench.writer, bench.length)
@@ -157,6 +165,7 @@ PROBES: dict[str, Callable[[Bench], Probe]] = {
     "context_gain": _context_gain,
     "kv_by_distance": _kv_by_distance,
     **{name: functools.partial(_task, name) for name in TASKS},
+    "similarity_gap": _similarity_gap,
 }
 """Every probe by name, which is also the name of its section in the config."""
 

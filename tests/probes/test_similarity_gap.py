@@ -1,7 +1,7 @@
 """The measured similarity gap against explicit loops over encoded vectors, and against B_m in the setting of the theory."""
 
 import re
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 import jax
@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from matplotlib.figure import Figure
 
+from rope_lab.data.pipeline import DataConfig
 from rope_lab.data.retrieval import RetrievalConfig, make_surface
 from rope_lab.data.tokenizer import BytesTokenizer
 from rope_lab.model.llama import Llama, LlamaConfig
+from rope_lab.plotting import gap_of_heads
 from rope_lab.probes.attention_mass import attention_mass, distance_edges
 from rope_lab.probes.similarity_gap import (
     Rows,
@@ -25,6 +28,7 @@ from rope_lab.probes.similarity_gap import (
     score_by_distance,
     tokens_above_zero,
 )
+from rope_lab.probes.suite import Bench, ProbeConfig, make_probes
 from rope_lab.rotary import AbstractPositionEncoding, NoPE, RoPE, Scaled, XPos, YaRN, inverse_powers, rotate
 from rope_lab.theory.decay import context_bound, similarity_gap
 from rope_lab.train.sharding import MeshConfig, batch_sharding, constrain_to, make_mesh, param_shardings
@@ -168,14 +172,18 @@ def test_mass_is_the_softmax_of_the_scores_by_distance():
     np.testing.assert_allclose(got.sum(axis=-1), 1, atol=1e-5)
 
 
-def on(mesh: jax.sharding.Mesh, encoding: AbstractPositionEncoding = YARN) -> tuple[nnx.GraphDef, dict, jax.sharding.NamedSharding]:
-    make = partial(Llama, SHAPE, encoding)
-    graph, abstract = split_model(make, constrain_to(mesh))
-    params = init_params(make, np.uint32(0))
+@cache
+def host_params() -> dict:
+    params = jax.device_get(jax.jit(partial(init_params, partial(Llama, SHAPE, YARN)))(np.uint32(0)))
     for name in ("query_bias", "key_bias"):
         bias = params["layers"]["attention"][name]
-        params["layers"]["attention"][name] = jnp.asarray(np.random.default_rng(1).normal(size=bias.shape), jnp.float32)
-    return graph, jax.device_put(params, param_shardings(mesh, abstract)), batch_sharding(mesh)
+        params["layers"]["attention"][name] = np.random.default_rng(1).normal(size=bias.shape).astype(np.float32)
+    return params
+
+
+def on(mesh: jax.sharding.Mesh) -> tuple[nnx.GraphDef, dict, jax.sharding.NamedSharding]:
+    graph, abstract = split_model(partial(Llama, SHAPE, YARN), constrain_to(mesh))
+    return graph, jax.device_put(host_params(), param_shardings(mesh, abstract)), batch_sharding(mesh)
 
 
 def probe(graph: nnx.GraphDef, sharding: jax.sharding.NamedSharding, **fields) -> SimilarityGapProbe:
@@ -214,7 +222,7 @@ def shown(one_device: jax.sharding.Mesh) -> Shown:
         jax.jit(look)(params, rows.tokens, np.broadcast_to(np.arange(T, dtype=np.int32), (3, T)))
     )
     found = probe(graph, sharding, rows=3, queries=4)(params)
-    return Shown(rows, jax.device_get(params), q, k, encoded_q, encoded_k, hidden, *found)
+    return Shown(rows, host_params(), q, k, encoded_q, encoded_k, hidden, *found)
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -293,6 +301,28 @@ def test_rows_that_fill_up_a_pass_change_nothing(shown: Shown):
     assert scalars == pytest.approx(shown.scalars, abs=1e-4)
     for name, array in arrays.items():
         np.testing.assert_allclose(array, shown.arrays[name], atol=1e-4, err_msg=name)
+
+
+def test_the_figure_shows_the_heads_that_retrieve(shown: Shown):
+    axes = Figure().subplots()
+    gap, content = np.zeros((2, 4, T + 1)), np.array([[-3.0, 1.9, 4.0, 0.5], [2.1, -4.0, 2.0, 3.0]])
+    gap[...] = content[..., None] * np.linspace(1, -1, T + 1) ** 3
+    gap_of_heads(axes, shown.arrays | {"gap_nats": gap, "content_gap_nats": content}, top=3)
+    heads = [(1, 3, "4"), (2, 4, "3"), (2, 1, "2.1")]
+    labels = [*(f"layer {layer}, head {head}: {nats} nats" for layer, head, nats in heads), "$B_m$, theory"]
+    assert axes.get_legend_handles_labels()[1] == labels
+    drawn = np.array([line.get_ydata() for line in axes.lines[:4]])
+    np.testing.assert_allclose(drawn[:3], np.tile(np.linspace(1, -1, T + 1) ** 3, (3, 1)))
+    np.testing.assert_allclose(drawn[3], similarity_gap(YARN.spectrum(16, T).theta, np.arange(T + 1)) / 8)
+
+
+def test_the_suite_makes_it_from_its_own_section(one_device: jax.sharding.Mesh):
+    graph, _ = split_model(partial(Llama, SHAPE, XPos()), constrain_to(one_device))
+    config = ProbeConfig(names=("similarity_gap",), similarity_gap=SimilarityGapConfig(rows=2))
+    bench = Bench(config, DataConfig(retrieval=TASK), T, BytesTokenizer(), graph, batch_sharding(one_device))
+    bench.__dict__["windows"] = WINDOWS, np.zeros(3, int)
+    with pytest.raises(ValueError, match=r"^probes\.names has similarity_gap, but"):
+        make_probes(bench, config.names)
 
 
 def test_which_encodings_turn_scores():
