@@ -35,7 +35,7 @@ class RetrievalProbe:
         }
 
     def __call__(self, params: dict) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        C, R = self._task.num_depths, self._task.samples
+        C, R = len(self._depths), self._task.samples
         arrays: dict[str, list[np.ndarray]] = {}
         for prompts in self._prompts.values():
             scores = self._scorer.answers(params, prompts.tokens, prompts.answer_length, prompts.distractors)

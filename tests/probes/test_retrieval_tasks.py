@@ -14,6 +14,7 @@ from rope_lab.probes.prompts import Prompts, Writer
 from rope_lab.probes.retrieval import RetrievalProbe, generated_matches
 from rope_lab.probes.score import Scorer
 from rope_lab.probes.tasks import TASKS, Needle, Task
+from rope_lab.probes.tasks.task import DepthTask, Prompt
 from rope_lab.rotary import RoPE
 from rope_lab.train.sharding import MeshConfig, batch_sharding, constrain_to, make_mesh, param_shardings
 from rope_lab.train.state import init_params, split_model
@@ -134,12 +135,12 @@ def model() -> tuple[nnx.GraphDef, dict, Scorer]:
     return graph, params, Scorer(graph, batch_sharding(mesh), tokens_per_forward=23 * (LENGTH + 1))
 
 
-class Noise(Task):
+class Noise(DepthTask):
     """Prompts of random tokens, whose answers are right now and then."""
 
     name = "noise"
 
-    def prompt(self, writer: Writer, rng: np.random.Generator, length: int, depth: float) -> None:
+    def prompt(self, writer: Writer, rng: np.random.Generator, length: int, depth: float) -> Prompt:
         raise AssertionError
 
     def chance(self, writer: Writer) -> float:

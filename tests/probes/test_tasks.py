@@ -85,7 +85,7 @@ def check_depth(task: Task, writer: Writer, prompts: Prompts, row: int) -> None:
     """Of the text around, as much stands before the needle as the depth says, to within one token (for lines: half a line)."""
     start, end = prompts.needles[row].tolist()
     if task.name == "first_sentence":
-        assert (start, end) == (1, 1 + task.answer_tokens)
+        assert (start, end) == (1, 1 + prompts.answer_length)
     elif task.name == "longeval_lines":
         firsts = occurrences(prompts.tokens[row], writer.text("\nline"))
         assert set(np.diff(firsts)) == {end - start}
@@ -293,7 +293,6 @@ def test_a_task_says_from_which_length_on_it_fits(name: str):
     ("fields", "message"),
     [
         ({"samples": 0}, r"samples=0 must be at least 1"),
-        ({"num_depths": 0}, r"num_depths=0 must be at least 1"),
         ({"lengths": (256, 128)}, r"lengths=\(256, 128\) must increase, from 16 tokens or more"),
         ({"lengths": (8, 128)}, r"lengths=\(8, 128\) must increase, from 16 tokens or more"),
         ({"threshold": 0.0}, r"threshold=0\.0 must lie in \(0, 1\]: it is an accuracy"),
@@ -313,8 +312,8 @@ def test_bad_fields_of_one_task():
         MultikeyNeedle(num_distractors=24)
     with pytest.raises(ValueError, match=r"^probes\.variable_tracking\.num_hops=0 must be at least 1$"):
         VariableTracking(num_hops=0)
-    with pytest.raises(ValueError, match=r"^probes\.first_sentence\.num_depths=5 must be 1: a text has one beginning$"):
-        FirstSentence(num_depths=5)
+    with pytest.raises(ValueError, match=r"^probes\.passkey\.num_depths=0 must be at least 1$"):
+        TASKS["passkey"](num_depths=0)
     with pytest.raises(ValueError, match=r"^probes\.first_sentence\.answer_tokens=0 must be at least 1$"):
         FirstSentence(answer_tokens=0)
 

@@ -54,16 +54,12 @@ class FirstSentence(Task):
 
     name: ClassVar[str] = "first_sentence"
 
-    num_depths: int = 1
     samples: int = 20
     answer_tokens: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_depths != 1:
-            raise ValueError(f"probes.{self.name}.num_depths={self.num_depths} must be 1: a text has one beginning")
-        if self.answer_tokens < 1:
-            raise ValueError(f"probes.{self.name}.answer_tokens={self.answer_tokens} must be at least 1")
+        self.check_positive("answer_tokens")
 
     @property
     def depths(self) -> np.ndarray:

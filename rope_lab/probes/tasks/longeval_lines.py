@@ -10,7 +10,7 @@ import numpy as np
 
 from rope_lab.probes.prompts import Writer
 from rope_lab.probes.tasks.needle import CODES
-from rope_lab.probes.tasks.task import Prompt, Task
+from rope_lab.probes.tasks.task import DepthTask, Prompt
 
 _ADJECTIVES = (
     "brave clean eager early empty exact faint fancy fresh giant giddy grand great green happy heavy human ideal jolly large light local "
@@ -30,7 +30,7 @@ MOST_DISTRACTORS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongEvalLines(Task):
+class LongEvalLines(DepthTask):
     """`line brave-otter-417: REGISTER_CONTENT is <48213>`, some thousand of them; `line brave-otter-417: REGISTER_CONTENT is <` -> `48213`.
 
     All lines have one token count. The row is full of them; what is left, less than a line, is held-out text in front. A depth picks

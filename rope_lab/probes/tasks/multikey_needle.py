@@ -7,11 +7,11 @@ import numpy as np
 
 from rope_lab.probes.prompts import Writer, lay_out
 from rope_lab.probes.tasks.needle import CODES, NAMES, questions
-from rope_lab.probes.tasks.task import Prompt, Task
+from rope_lab.probes.tasks.task import DepthTask, Prompt
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultikeyNeedle(Task):
+class MultikeyNeedle(DepthTask):
     """The `needle` task with further needles at random depths, each with another name and another code: the distractors.
 
     Chance is 1 / 1000, or a little more where the tokenizer gives some numbers another token count; who copies the code of any needle at

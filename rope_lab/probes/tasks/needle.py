@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from rope_lab.probes.prompts import Writer, lay_out
-from rope_lab.probes.tasks.task import Prompt, Task
+from rope_lab.probes.tasks.task import DepthTask, Prompt
 
 NAMES = (
     *("harbour", "garden", "castle", "library", "market", "bridge", "tower", "island", "forest", "valley", "station", "museum"),
@@ -22,7 +22,7 @@ def questions(writer: Writer) -> list[np.ndarray]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Needle(Task):
+class Needle(DepthTask):
     """`The code of the harbour is 48213.` somewhere in held-out text; at its end `The code of the harbour is`, answered by ` 48213`.
 
     Chance is 1 / 1000, or a little more where the tokenizer gives some numbers another token count.

@@ -7,13 +7,13 @@ import numpy as np
 
 from rope_lab.probes.prompts import Writer, lay_out
 from rope_lab.probes.tasks.needle import CODES
-from rope_lab.probes.tasks.task import Prompt, Task
+from rope_lab.probes.tasks.task import DepthTask, Prompt
 
 FILLER = " The hills are green. The sea is deep. The road is long. On we walk. Out we went and back we come."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passkey(Task):
+class Passkey(DepthTask):
     """`The pass key is 48213. Keep it in mind.` among repeated sentences; `What is the pass key? The pass key is` -> ` 48213`.
 
     The filler repeats in token space, so each repetition is the same ids. The control is filler throughout. Chance is 1 / 1000, or a

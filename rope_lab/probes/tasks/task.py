@@ -26,7 +26,6 @@ class Task(abc.ABC):
 
     Attributes:
       lengths: prompt lengths, tokens, increasing; empty: powers of two from 128 on, and the context length.
-      num_depths: depths, evenly spaced from 0 to 1.
       samples: prompts at each length and depth.
       threshold: accuracy that counts as "can retrieve".
       seed: of the prompts.
@@ -37,15 +36,12 @@ class Task(abc.ABC):
     """How often the answer stands in a prompt before it is asked for; in the control it never does."""
 
     lengths: tuple[int, ...] = ()
-    num_depths: int = 5
     samples: int = 4
     threshold: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for field in ("num_depths", "samples"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"probes.{self.name}.{field}={getattr(self, field)} must be at least 1")
+        self.check_positive("samples")
         if any(b <= a for a, b in zip(self.lengths, self.lengths[1:], strict=False)) or any(length < 16 for length in self.lengths):
             raise ValueError(f"probes.{self.name}.lengths={self.lengths} must increase, from 16 tokens or more")
         if not 0 < self.threshold <= 1:
@@ -53,10 +49,19 @@ class Task(abc.ABC):
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"probes.{self.name}.seed={self.seed} must lie in 0 .. 2**32 - 1")
 
+    def check_positive(self, field: str) -> None:
+        """Refuses a field below 1.
+
+        Raises:
+          ValueError: naming it.
+        """
+        if getattr(self, field) < 1:
+            raise ValueError(f"probes.{self.name}.{field}={getattr(self, field)} must be at least 1")
+
     @property
+    @abc.abstractmethod
     def depths(self) -> np.ndarray:
-        """float64 `(num_depths,)`; a single one is the middle."""
-        return np.linspace(0, 1, self.num_depths) if self.num_depths > 1 else np.array([0.5])
+        """float64, at which it is asked: 0 is the beginning, 1 the end."""
 
     @abc.abstractmethod
     def prompt(self, writer: Writer, rng: np.random.Generator, length: int, depth: float) -> Prompt:
@@ -126,6 +131,25 @@ class Task(abc.ABC):
                 f"ask for probes.{self.name}.lengths of so many or more"
             )
         return length - taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthTask(Task):
+    """A task whose needle may stand anywhere.
+
+    Attributes:
+      num_depths: depths, evenly spaced from 0 to 1; a single one is the middle.
+    """
+
+    num_depths: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_positive("num_depths")
+
+    @property
+    def depths(self) -> np.ndarray:
+        return np.linspace(0, 1, self.num_depths) if self.num_depths > 1 else np.array([0.5])
 
 
 def default_lengths(length: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from rope_lab.probes.prompts import Writer, lay_out
 from rope_lab.probes.tasks.needle import CODES
-from rope_lab.probes.tasks.task import Prompt, Task
+from rope_lab.probes.tasks.task import DepthTask, Prompt
 
 _LETTERS = np.array(list("BCDFGHJKLMNPQRSTVWXZ"))
 VARIABLES = tuple(" " + "".join(_LETTERS[[i // 400, i // 20 % 20, i % 20]]) for i in np.random.default_rng(0).permutation(8000)[:1000])
@@ -19,7 +19,7 @@ VARIABLES = tuple(" " + "".join(_LETTERS[[i // 400, i // 20 % 20, i % 20]]) for 
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariableTracking(Task):
+class VariableTracking(DepthTask):
     """`VAR KTR = 48213.`, `VAR ZBD = KTR.`, ... in order through held-out text; `Variables equal to 48213:` -> ` KTR ZBD ...`.
 
     The answer is all names of the chain, in order. Its first assignment stands at the asked depth; the others follow at equal
@@ -40,8 +40,7 @@ class VariableTracking(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.num_hops < 1:
-            raise ValueError(f"probes.{self.name}.num_hops={self.num_hops} must be at least 1")
+        self.check_positive("num_hops")
 
     def chance(self, writer: Writer) -> float:
         return 1 / math.perm(len(writer.alphabet(VARIABLES)), self.num_hops + 1)
