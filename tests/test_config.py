@@ -10,6 +10,8 @@ from ml_collections import ConfigDict
 
 from rope_lab.config import Config, default, load, resolve
 from rope_lab.data.pipeline import LLAMA_WEIGHTS
+from rope_lab.probes.tasks import TASKS
+from rope_lab.probes.tasks.task import DepthTask
 from rope_lab.rotary import ABF, PI, Custom, DynamicNTK, Llama3, LongRoPE, Method2, NoPE, NTKByParts, Partial, RoPE, Scaled, XPos, YaRN
 from tests.rotary.examples import frequencies_file
 
@@ -153,6 +155,14 @@ FIELDS: dict[str, tuple] = {
     "probes.kv_by_distance.edges": ("(16, 64)", (16, 64)),
     "probes.kv_by_distance.threshold": ("0.9", 0.9),
     "probes.kv_by_distance.seed": ("3", 3),
+    **{f"probes.{task}.lengths": ("(128, 512)", (128, 512)) for task in TASKS},
+    **{f"probes.{task}.samples": ("2", 2) for task in TASKS},
+    **{f"probes.{task}.threshold": ("0.9", 0.9) for task in TASKS},
+    **{f"probes.{task}.seed": ("3", 3) for task in TASKS},
+    **{f"probes.{task}.num_depths": ("3", 3) for task, kind in TASKS.items() if issubclass(kind, DepthTask)},
+    "probes.multikey_needle.num_distractors": ("2", 2),
+    "probes.variable_tracking.num_hops": ("2", 2),
+    "probes.first_sentence.answer_tokens": ("8", 8),
     "init.from": ("runs/before=None", "runs/before=None"),
     "init.step": ("3", 3, "init.from=runs/before"),
     "theory.require_bound": ("true", True),
