@@ -188,8 +188,9 @@ class SimilarityGapProbe:
     their place, which G(m) cannot see. Of a record's tokens each head is taken at the one with the largest G(0), its *content gap*.
 
     Reported of the head with the largest content gap: that gap, and the context over which its G is never negative, beside L_theta; and of
-    all heads with at least half as large a gap (those that retrieve) the share that stays positive beyond L_theta, which is possible
-    where a head leaves the fast pairs alone. Probed at a context no longer than L_theta none can be seen to.
+    all heads with at least half as large a gap (those that retrieve) the share that stays positive beyond L_theta. A head can, as
+    the theory's setting does not hold it: where the fast pairs carry little, or the slow ones turn k* ahead of q (a positive `cross`).
+    Probed at a context no longer than L_theta none can be seen to.
 
     Args:
       graph: the model's structure.
