@@ -64,7 +64,7 @@ class PerplexityProbe:
 
     Reports both means in use: over all tokens (`loss_nats`, `token_weighted`), and over documents, each weighing the same
     (`per_document_loss_nats`, `per_document_mean` of perplexities). By position there is the loss at each, and in octaves of context:
-    bucket i holds the tokens given `edges[i] <= c < edges[i + 1]` tokens of it.
+    bucket i holds the tokens given `edges[i] <= c < edges[i + 1]` tokens of it, the last one also those given all T.
 
     Args:
       scorer: runs the model.
@@ -86,7 +86,7 @@ class PerplexityProbe:
             "loss_last_quarter_nats": float(losses[:, -(losses.shape[1] // 4) :].mean()),
         }
         by_position = losses.mean(axis=0)
-        starts = 2 ** np.arange(len(by_position).bit_length())  # of context; the first position is given one token
+        starts = 2 ** np.arange((len(by_position) - 1).bit_length())  # of context; the first position is given one token
         edges = np.append(starts, len(by_position) + 1)
         arrays = {
             "loss_by_position_nats": by_position,

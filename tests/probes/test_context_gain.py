@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from rope_lab.data.store import TokenStore, open_sources, write_store
 from rope_lab.data.tokenizer import BytesTokenizer
+from rope_lab.plotting import loss_by_context
 from rope_lab.probes.context_gain import ContextGainConfig, ContextGainProbe, default_contexts, fit_power_law, spaced_blocks
 from rope_lab.probes.score import Scorer, Scores
 
@@ -178,6 +180,20 @@ def test_noise_alone_seldom_passes_for_a_law():
     for points in (4, 8):
         found = [fit_power_law(OCTAVES[:points], 2.5 + 0.02 * rng.standard_normal(points)) for _ in range(300)]
         assert sum(one is not None for one in found) / 300 < 0.05
+
+
+def test_points_and_law_are_drawn():
+    axes = Figure().subplots()
+    losses = law(40.0, 0.5, 1.8)
+    loss_by_context(axes, OCTAVES, losses, label="measured", color="C0", law=(40.0, 0.5, 1.8))
+    points, curve = axes.lines
+    np.testing.assert_array_equal(np.asarray(points.get_xydata()), np.stack([OCTAVES, losses], axis=1))
+    x, y = np.asarray(curve.get_xydata()).T
+    np.testing.assert_allclose(y, law(40.0, 0.5, 1.8, x))
+    assert (x[0], x[-1]) == pytest.approx((16, 2048))
+    assert axes.get_xscale() == "log"
+    loss_by_context(axes, OCTAVES, losses, label="no law", color="C1")
+    assert len(axes.lines) == 3
 
 
 @pytest.mark.parametrize(

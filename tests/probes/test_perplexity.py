@@ -38,13 +38,19 @@ def test_both_means_by_hand():
     assert arrays["loss_by_document_nats"] == pytest.approx(np.array([first, second]))
 
 
-def test_octaves_of_context_by_hand():
-    """Six targets, given 1, 2 .. 6 tokens: buckets of 1, 2-3 and 4-6."""
-    _, arrays = PerplexityProbe(
-        TokenIsLoss(), np.array([[9, 100, 20, 40, 70, 80, 90], [9, 200, 20, 40, 70, 80, 90]], np.int32), np.zeros(2)
-    )({})
-    assert arrays["octave_edges_tokens"].tolist() == [1, 2, 4, 7]
-    assert arrays["loss_by_octave_nats"] == pytest.approx(np.array([1.5, 0.3, 0.8]))
+@pytest.mark.parametrize(
+    ("targets", "edges", "losses"),
+    [
+        ([100, 20, 40, 70, 80, 90], [1, 2, 4, 7], [1.0, 0.3, 0.8]),  # given 1, 2 .. 6 tokens: 1, 2-3 and 4-6
+        ([100, 20, 40, 60], [1, 2, 5], [1.0, 0.4]),  # no bucket of the last position alone
+        ([100, 20, 40, 70, 80], [1, 2, 4, 6], [1.0, 0.3, 0.75]),
+    ],
+)
+def test_octaves_of_context_by_hand(targets: list[int], edges: list[int], losses: list[float]):
+    rows = np.array([[9, *targets], [9, targets[0] + 40, *targets[1:]]], np.int32)
+    _, arrays = PerplexityProbe(TokenIsLoss(), rows, np.zeros(2))({})
+    assert arrays["octave_edges_tokens"].tolist() == edges
+    assert arrays["loss_by_octave_nats"] == pytest.approx(np.array([losses[0] + 0.2, *losses[1:]]))
 
 
 LENGTH = 20
