@@ -4,7 +4,6 @@ import argparse
 import difflib
 import math
 import sys
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from rope_lab.config import Config, apply_overrides, resolve
 from rope_lab.probes.suite import PROBES
 from rope_lab.runs import open_config
 from rope_lab.theory.decay import context_bound, quarter_period
-from rope_lab.train.probing import keep_result, kept_scalars, told
+from rope_lab.train.probing import Failure, attempt, keep_result, kept_scalars
 
 TAKES_OVERRIDES = True
 
@@ -107,10 +106,9 @@ def _probed(config: Config, folder: Path, missing: list[tuple[str, int]]) -> Ite
             if step != loaded:
                 params = {}  # gone before the next ones come
                 params, loaded = load_params(folder, step, assembly.trainable)
-            try:
-                result = assembly.probes[name](params)
-            except Exception as error:  # noqa: BLE001  one probe's fault must not take the others' results with it; it is told in full
-                print(f"{traceback.format_exc()}rope-lab probe: {name} failed at step {step}: {told(error)}", file=sys.stderr)
+            result = attempt(lambda name=name, params=params: assembly.probes[name](params))
+            if isinstance(result, Failure):
+                print(f"{result.trace}rope-lab probe: {name} failed at step {step}: {result.line}", file=sys.stderr)
             else:
                 yield (name, step), result
             bar.advance(task)

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,6 +19,7 @@ from rich.console import Console
 from rope_lab.metrics import MetricWriter
 
 Probe = Callable[[dict], tuple[dict[str, float], dict[str, np.ndarray]]]
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,28 +68,42 @@ class Probing:
           The metrics of the probes that did not fail, by their full name.
         """
         found: dict[str, float] = {}
-        for name, probe in self.probes.items():
-            start = time.perf_counter()
-            try:
-                scalars, arrays = probe(jax.tree.map(lambda array: array, params))  # dicts of its own, to do with as it likes
-                if jax.process_index() == 0:
-                    keep_result(folder, name, step, scalars, arrays, self.settings[name])
-                    figure = self.draw(name, arrays)
-                    if figure is not None:
-                        writer.figure(step, f"probe/{name}", figure)
-                measured = {f"probe/{name}/{metric}": value for metric, value in scalars.items()}
-                writer.write(step, measured | {f"probe/{name}/seconds": time.perf_counter() - start})
-                found |= measured
-            except Exception as error:  # noqa: BLE001  training must outlive whatever a probe does wrong; interrupts are no Exception
-                writer.write(step, {f"probe/{name}/failed": 1, f"probe/{name}/error": told(error)})
-                message = f"probe {name} failed at step {step}; training goes on\n{traceback.format_exc()}"
+        for name in self.probes:
+            outcome = attempt(lambda name=name: self._run_one(name, params, step, folder, writer))
+            if isinstance(outcome, Failure):
+                writer.write(step, {f"probe/{name}/failed": 1, f"probe/{name}/error": outcome.line})
+                message = f"probe {name} failed at step {step}; training goes on\n{outcome.trace}"
                 console.print(message, markup=False, highlight=False, soft_wrap=True)
+            else:
+                found |= outcome
         return found
 
+    def _run_one(self, name: str, params: dict, step: int, folder: Path, writer: MetricWriter) -> dict[str, float]:
+        start = time.perf_counter()
+        scalars, arrays = self.probes[name](jax.tree.map(lambda array: array, params))  # dicts of its own, to do with as it likes
+        if jax.process_index() == 0:
+            keep_result(folder, name, step, scalars, arrays, self.settings[name])
+            figure = self.draw(name, arrays)
+            if figure is not None:
+                writer.figure(step, f"probe/{name}", figure)
+        measured = {f"probe/{name}/{metric}": value for metric, value in scalars.items()}
+        writer.write(step, measured | {f"probe/{name}/seconds": time.perf_counter() - start})
+        return measured
 
-def told(error: BaseException) -> str:
-    """An error in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
+
+class Failure(NamedTuple):
+    """What went wrong in a probe: one line for the metrics, the traceback for the log."""
+
+    line: str
+    trace: str
+
+
+def attempt(work: Callable[[], Result]) -> Result | Failure:
+    """What `work` returns, or how it failed. An interrupt is no `Exception`, and passes."""
+    try:
+        return work()
+    except Exception as error:  # noqa: BLE001  a run, and the other probes, must outlive whatever one probe does wrong
+        return Failure(" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc())
 
 
 def keep_result(

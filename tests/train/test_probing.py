@@ -159,7 +159,7 @@ def test_training_is_the_same_to_the_last_bit_with_probes_without_and_with_one_t
     assert trained(with_probes) == trained(without) == trained(breaking)
     probed = {line["step"]: line for line in read_metrics(with_probes) if "probe/kv_by_distance/accuracy" in line}
     assert list(probed) == [2, 4, 5]
-    saved = {int(path.parent.parent.name): json.loads(path.read_text()) for path in with_probes.glob("checkpoints/*/metrics/*")}
+    saved = {int(path.parent.parent.name): json.loads(path.read_text()) for path in with_probes.glob("checkpoints/*/metrics/metrics")}
     best = "probe/kv_by_distance/effective_length_tokens"
     assert saved == {step: {best: line[best]} for step, line in probed.items()}  # and none for step 3, after which no probe ran
     failed = [(line["step"], key) for line in read_metrics(breaking) for key in line if key.endswith("/failed")]
