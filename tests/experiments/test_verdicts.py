@@ -6,7 +6,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+
+from rope_lab.runs import ProbeResult
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 PLOTS = [path for path in sorted(EXPERIMENTS.glob("*/plot.py")) if "def verdict(" in path.read_text()]
@@ -139,3 +142,16 @@ def test_method2_of_the_sweep_gives_the_paper_its_best_chance():
     below = [line["distance_tokens"] for line in tables["gaps"] if line["method2"] < 0]
     assert len([distance for distance in below if distance > 128]) == 147
     assert below[0] == bounds["method2"]["l_theta_tokens"] + 1 == 178
+
+
+def test_questions_are_split_by_the_sign_of_b_m_beyond_the_starts_context_alone():
+    module = opened(EXPERIMENTS / "05_method1_method2" / "plot.py")
+    distances, right = np.array([40, 128, 129, 178, 200, 474, 512]), np.array([True, True, True, True, False, False, True])
+    negative = np.isin(np.arange(513), [40, 128, 178, 474])
+    result = ProbeResult(step=1, scalars={}, arrays={"distance_tokens": distances, "correct": right})
+    assert module.beyond(result, negative) == {
+        "beyond_negative_questions": 2,  # 178 and 474
+        "beyond_negative_right": 1,
+        "beyond_not_negative_questions": 3,  # 129, 200 and 512
+        "beyond_not_negative_right": 2,
+    }
