@@ -72,6 +72,22 @@ def probe_figure(name: str, arrays: Mapping[str, np.ndarray]) -> Figure | None:
     return figure
 
 
+def accuracy_of_seeds(axes: Axes, edges: list[int], accuracy: list[list[float]], *, label: str, color: str, style: str = "o-") -> None:
+    """Mean accuracy by distance over several runs, and their range as a band; nothing where there is no run.
+
+    Args:
+      axes: where to draw.
+      edges: upper edges of the buckets, tokens.
+      accuracy: of each run, by bucket.
+      label, color, style: of the line.
+    """
+    if not accuracy:
+        return
+    accuracy_by_distance(axes, np.array(edges), np.mean(accuracy, axis=0), label=label, color=color, style=style)
+    middles = (np.array([0, *edges[:-1]]) + edges) / 2
+    axes.fill_between(middles, np.min(accuracy, axis=0), np.max(accuracy, axis=0), color=color, alpha=0.2, lw=0)
+
+
 def mark_bounds(axes: Axes, variant: Variant, head_dim: int, length: int, *, color: str) -> None:
     """Vertical lines at L_theta (dashed) and at the slowest pair's quarter period (dotted), where they fall inside the axes."""
     mark_bounds_of(axes, variant.spectrum(head_dim, length).theta, color=color)

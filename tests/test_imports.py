@@ -25,6 +25,7 @@ MAY_IMPORT: dict[str, set[str] | None] = {
     "config": {"rotary", "model", "data", "train", "probes"},
     "runs": {"config", "metrics", "rotary"},
     "assembly": {"runs", "config", "rotary", "model", "data", "train", "probes"},
+    "tables": {"runs"},
     "sweep": {"runs", "assembly", "config", "data"},
     "commands": EVERYTHING,
     "__main__": EVERYTHING,

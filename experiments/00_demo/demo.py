@@ -1,7 +1,6 @@
 """Two models that differ in the rotary base alone, and what each can retrieve. Run by `make demo`; see README.md beside this file."""
 
 import argparse
-import csv
 import sys
 import time
 from pathlib import Path
@@ -20,6 +19,7 @@ from rope_lab.metrics import read_metrics
 from rope_lab.plotting import accuracy_by_distance, loss_by_position, mark_bounds
 from rope_lab.rotary import RoPE
 from rope_lab.runs import probe_results
+from rope_lab.tables import write_table
 from rope_lab.theory.decay import context_bound, quarter_period
 
 HEAD_DIM, LENGTH = 32, 256
@@ -102,10 +102,7 @@ def report(runs: list[Run], workdir: Path, seed: int, console: Console) -> None:
     for name in list(rows[0])[1:]:
         table.add_row(name, *(f"{row[name]:,}" for row in rows))
     console.print(table)
-    with (workdir / "demo.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["seed", *rows[0]])
-        writer.writeheader()
-        writer.writerows({"seed": seed} | row for row in rows)
+    write_table(workdir / "demo.csv", [{"seed": seed} | row for row in rows])
 
 
 def main() -> int:

@@ -1,7 +1,6 @@
 """Figures, tables and the verdict of this experiment, from its run folders or, for the verdict, from the committed csv."""
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,14 +11,14 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 
 from rope_lab.commands.sweep import open_sweep
 from rope_lab.config import load, resolve
-from rope_lab.plotting import accuracy_by_distance
+from rope_lab.plotting import accuracy_of_seeds
 from rope_lab.rotary import RoPE
 from rope_lab.runs import probe_results
 from rope_lab.sweep import finished
+from rope_lab.tables import Row, accuracies, bucket_rows, final_rows, read_table, write_table
 from rope_lab.theory.decay import context_bound, quarter_period
 
 HERE = Path(__file__).parent
@@ -27,7 +26,7 @@ COLORS = {25: "tab:purple", 1e2: "tab:red", 3e2: "tab:orange", 1e3: "tab:olive",
 NATS = 0.05  # how much higher the small base's text loss may be
 
 
-def collect(workdir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def collect(workdir: Path) -> tuple[list[Row], list[Row]]:
     """One row for each probed step of each finished run, and one for each distance bucket of those."""
     steps, buckets = [], []
     for run in open_sweep(HERE, "tiny"):
@@ -60,20 +59,13 @@ def collect(workdir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                     "text_loss_nats": round(texts[result.step]["loss_nats"], 5),
                 }
             )
-            for edge, accuracy, count in zip(*(result.arrays[name] for name in ("edges_tokens", "accuracy", "count")), strict=True):
-                row = {"run": run.name, "step": result.step, "distance_below_tokens": int(edge), "accuracy": round(float(accuracy), 4)}
-                buckets.append(row | {"questions": int(count)})
+            buckets += bucket_rows(run.name, result)
     return steps, buckets
 
 
-def finals(steps: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Each run's last row; rows come in the order of their steps."""
-    return list({row["run"]: row for row in steps}.values())
-
-
-def verdict(steps: list[dict[str, Any]]) -> list[str]:
+def verdict(steps: list[Row]) -> list[str]:
     """What the table says of each claim, worst seed first; rows are of `steps.csv`, numbers as numbers."""
-    rows = finals(steps)
+    rows = final_rows(steps)
 
     def lengths(**wanted: Any) -> dict[int, float]:
         """Effective length by seed."""
@@ -124,35 +116,13 @@ def verdict(steps: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """`steps.csv` with its numbers as numbers."""
-    text = ("run", "start_base")
-    with path.open(newline="") as file:
-        return [{key: value if key in text else float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-
-
-def curves(axes: Axes, rows: list[dict[str, Any]], buckets: list[dict[str, Any]], *, label: str, color: str, style: str = "o-") -> None:
-    """Final accuracy by distance, the mean of the seeds and their range."""
-    last = {(row["run"], row["step"]) for row in rows}
-    by_run: dict[str, list[dict[str, Any]]] = {}
-    for bucket in buckets:
-        if (bucket["run"], bucket["step"]) in last:
-            by_run.setdefault(bucket["run"], []).append(bucket)
-    if not by_run:
-        return
-    edges = np.array([bucket["distance_below_tokens"] for bucket in next(iter(by_run.values()))])
-    accuracy = np.array([[bucket["accuracy"] for bucket in run] for run in by_run.values()])
-    accuracy_by_distance(axes, edges, accuracy.mean(axis=0), label=label, color=color, style=style)
-    middles = (np.concatenate([[0], edges[:-1]]) + edges) / 2
-    axes.fill_between(middles, accuracy.min(axis=0), accuracy.max(axis=0), color=color, alpha=0.2, lw=0)
-
-
-def draw_bases(rows: list[dict[str, Any]], buckets: list[dict[str, Any]], picture: Path) -> None:
+def draw_bases(rows: list[Row], buckets: list[Row], picture: Path) -> None:
     """The sweep over bases: accuracy by distance, and effective length beside what theory says."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11.5, 4.4), layout="constrained")
     continued = [row for row in rows if row["start_base"] == "1e4"]
     for base, color in COLORS.items():
-        curves(left, [row for row in continued if row["base"] == base], buckets, label=f"base {base:g}", color=color)
+        edges, accuracy = accuracies((row for row in continued if row["base"] == base), buckets)
+        accuracy_of_seeds(left, edges, accuracy, label=f"base {base:g}", color=color)
     left.axhline(1 / 16, lw=0.8, color="gray")
     left.legend(fontsize=8, loc="center right")
     left.set_title("Continued from one base 1e4 model at context 512")
@@ -171,7 +141,7 @@ def draw_bases(rows: list[dict[str, Any]], buckets: list[dict[str, Any]], pictur
     plt.close(figure)
 
 
-def draw_depths(rows: list[dict[str, Any]], buckets: list[dict[str, Any]], picture: Path) -> None:
+def draw_depths(rows: list[Row], buckets: list[Row], picture: Path) -> None:
     """From scratch at 256: one panel a depth."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained", sharey=True)
     for panel, layers in zip(axes, (2, 4, 8), strict=True):
@@ -179,7 +149,7 @@ def draw_depths(rows: list[dict[str, Any]], buckets: list[dict[str, Any]], pictu
         for base in (1e2, 1e4, 1e6):
             chosen = [row for row in scratch if row["base"] == base]
             loss = np.mean([row["text_loss_nats"] for row in chosen]) if chosen else np.nan
-            curves(panel, chosen, buckets, label=f"base {base:g}: {loss:.3f} nats on text", color=COLORS[base])
+            accuracy_of_seeds(panel, *accuracies(chosen, buckets), label=f"base {base:g}: {loss:.3f} nats on text", color=COLORS[base])
         panel.axhline(1 / 16, lw=0.8, color="gray")
         panel.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 0.1))
         panel.set_title(f"{layers} layers from scratch at 256")
@@ -187,7 +157,7 @@ def draw_depths(rows: list[dict[str, Any]], buckets: list[dict[str, Any]], pictu
     plt.close(figure)
 
 
-def draw_continuation(rows: list[dict[str, Any]], buckets: list[dict[str, Any]], picture: Path) -> None:
+def draw_continuation(rows: list[Row], buckets: list[Row], picture: Path) -> None:
     """The base 1e2 model, continued at twice its context with and without a larger base."""
     figure, panel = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
     for title, base, start, style in (
@@ -196,7 +166,7 @@ def draw_continuation(rows: list[dict[str, Any]], buckets: list[dict[str, Any]],
         ("then base 1e6 at 512", 1e6, "1e2", "s-"),
     ):
         chosen = [row for row in rows if row["base"] == base and row["start_base"] == start and row["layers"] == 2]
-        curves(panel, chosen, buckets, label=title, color="gray" if not start else COLORS[base], style=style)
+        accuracy_of_seeds(panel, *accuracies(chosen, buckets), label=title, color="gray" if not start else COLORS[base], style=style)
     panel.set_xlim(0, 512)
     panel.axhline(1 / 16, lw=0.8, color="gray")
     panel.legend(fontsize=8)
@@ -205,7 +175,7 @@ def draw_continuation(rows: list[dict[str, Any]], buckets: list[dict[str, Any]],
     plt.close(figure)
 
 
-def draw_training(steps: list[dict[str, Any]], buckets: list[dict[str, Any]], picture: Path) -> None:
+def draw_training(steps: list[Row], buckets: list[Row], picture: Path) -> None:
     """Accuracy by distance over training, two layers from scratch, the mean of the seeds; white lines where the context grows."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained", sharey=True)
     image = None
@@ -230,13 +200,6 @@ def draw_training(steps: list[dict[str, Any]], buckets: list[dict[str, Any]], pi
     plt.close(figure)
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> int:
     """Reads the runs, writes `results/`, prints the verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -248,14 +211,14 @@ def main() -> int:
         print(f"no finished run in {args.workdir}: rope-lab sweep experiments/02_pretrain_base makes them", file=sys.stderr)
         return 2
     args.out.mkdir(parents=True, exist_ok=True)
-    write_csv(args.out / "steps.csv", steps)
-    write_csv(args.out / "accuracy.csv", buckets)
-    rows = finals(steps)
+    write_table(args.out / "steps.csv", steps)
+    write_table(args.out / "accuracy.csv", buckets)
+    rows = final_rows(steps)
     draw_bases(rows, buckets, args.out / "bases.png")
     draw_depths(rows, buckets, args.out / "depths.png")
     draw_continuation(rows, buckets, args.out / "continuation.png")
     draw_training(steps, buckets, args.out / "training.png")
-    print("\n".join(f"- {line}." for line in verdict(read_steps(args.out / "steps.csv"))))
+    print("\n".join(f"- {line}." for line in verdict(read_table(args.out / "steps.csv"))))
     return 0
 
 

@@ -1,25 +1,23 @@
 """Tables, figures and the verdict of this experiment, from its run folders or, for the verdict, from the committed csv."""
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 
 from rope_lab.commands.sweep import open_sweep
 from rope_lab.config import load, resolve
-from rope_lab.plotting import accuracy_by_distance
+from rope_lab.plotting import accuracy_of_seeds
 from rope_lab.rotary import Method2, RoPE, Variant
 from rope_lab.runs import ProbeResult, probe_results
 from rope_lab.sweep import Run, finished
+from rope_lab.tables import Row, accuracies, bucket_rows, final_rows, read_table, write_table
 from rope_lab.theory.decay import context_bound, similarity_gap, violations
 from rope_lab.theory.periods import angle_ranges
 
@@ -43,7 +41,7 @@ def encodings() -> dict[str, Variant]:
     return found
 
 
-def about(name: str, encoding: Variant) -> dict[str, Any]:
+def about(name: str, encoding: Variant) -> Row:
     """What an encoding promises before anything is trained: a row of `bounds.csv` or `boundary_pairs.csv`."""
     theta = encoding.spectrum(HEAD_DIM, LENGTH).theta
     found = violations(theta, LENGTH)
@@ -60,7 +58,7 @@ def about(name: str, encoding: Variant) -> dict[str, Any]:
     }
 
 
-def theory() -> dict[str, list[dict[str, Any]]]:
+def theory() -> dict[str, list[Row]]:
     """B_m of every method at every distance, what follows, and what other boundary pairs of Method 2 would have given."""
     chosen = encodings()
     distances = np.arange(1, LENGTH + 1)
@@ -73,7 +71,7 @@ def theory() -> dict[str, list[dict[str, Any]]]:
     }
 
 
-def collect(workdir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def collect(workdir: Path) -> tuple[list[Row], list[Row]]:
     """One row for each probed step of each finished run, and one for each distance bucket of those."""
     negative = {
         name: similarity_gap(encoding.spectrum(HEAD_DIM, LENGTH).theta, np.arange(LENGTH + 1)) < 0 for name, encoding in encodings().items()
@@ -96,9 +94,7 @@ def collect(workdir: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 }
                 | beyond(result, negative.get(named["method"], np.zeros(LENGTH + 1, bool)))
             )
-            for edge, accuracy, count in zip(*(result.arrays[name] for name in ("edges_tokens", "accuracy", "count")), strict=True):
-                row = {"run": run.name, "step": result.step, "distance_below_tokens": int(edge), "accuracy": round(float(accuracy), 4)}
-                buckets.append(row | {"questions": int(count)})
+            buckets += bucket_rows(run.name, result)
     return steps, buckets
 
 
@@ -118,22 +114,22 @@ def beyond(result: ProbeResult, negative: np.ndarray) -> dict[str, int]:
     return counts
 
 
-def share(row: dict[str, Any], *signs: str) -> float:
+def share(row: Row, *signs: str) -> float:
     """Accuracy beyond the start's context where B_m has one of the signs."""
     return sum(row[f"beyond_{sign}_right"] for sign in signs) / max(sum(row[f"beyond_{sign}_questions"] for sign in signs), 1)
 
 
-def far(row: dict[str, Any]) -> float:
+def far(row: Row) -> float:
     """Accuracy beyond the start's context."""
     return share(row, "negative", "not_negative")
 
 
-def verdict(steps: list[dict[str, Any]]) -> list[str]:
+def verdict(steps: list[Row]) -> list[str]:
     """What the table says of each claim; rows are of `steps.csv`, numbers as numbers, in the order of their steps."""
-    last = list({row["run"]: row for row in steps}.values())
-    first = list({row["run"]: row for row in reversed(steps)}.values())
+    last = final_rows(steps)
+    first = final_rows(reversed(steps))
 
-    def of(rows: list[dict[str, Any]], method: str, density: str = "") -> dict[int, dict[str, Any]]:
+    def of(rows: list[Row], method: str, density: str = "") -> dict[int, Row]:
         """Rows by seed."""
         return {row["seed"]: row for row in rows if row["method"] == method and row["density"] == density}
 
@@ -178,46 +174,23 @@ def verdict(steps: list[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _first_step(first: list[dict[str, Any]]) -> str:
+def _first_step(first: list[Row]) -> str:
     return "/".join(f"{step:.0f}" for step in sorted({row["step"] for row in first if row["method"] != "start"}))
 
 
-def read_steps(path: Path) -> list[dict[str, Any]]:
-    """`steps.csv` with its numbers as numbers."""
-    text = ("run", "method", "density")
-    with path.open(newline="") as file:
-        return [{key: value if key in text else float(value) for key, value in row.items()} for row in csv.DictReader(file)]
-
-
-def curve(axes: Axes, rows: list[dict[str, Any]], buckets: list[dict[str, Any]], *, label: str, color: str) -> None:
-    """Accuracy by distance of runs at one step each, the mean of the seeds and their range."""
-    wanted = {(row["run"], row["step"]) for row in rows}
-    by_run: dict[str, list[dict[str, Any]]] = {}
-    for bucket in buckets:
-        if (bucket["run"], bucket["step"]) in wanted:
-            by_run.setdefault(bucket["run"], []).append(bucket)
-    if not by_run:
-        return
-    edges = np.array([bucket["distance_below_tokens"] for bucket in next(iter(by_run.values()))])
-    accuracy = np.array([[bucket["accuracy"] for bucket in run] for run in by_run.values()])
-    accuracy_by_distance(axes, edges, accuracy.mean(axis=0), label=label, color=color)
-    middles = (np.concatenate([[0], edges[:-1]]) + edges) / 2
-    axes.fill_between(middles, accuracy.min(axis=0), accuracy.max(axis=0), color=color, alpha=0.2, lw=0)
-
-
-def draw_accuracy(steps: list[dict[str, Any]], buckets: list[dict[str, Any]], gaps: list[dict[str, Any]], picture: Path) -> None:
+def draw_accuracy(steps: list[Row], buckets: list[Row], gaps: list[Row], picture: Path) -> None:
     """Final accuracy by distance at both densities, over bars that mark where each method has B_m < 0."""
     figure, panels = plt.subplots(
         2, 2, figsize=(12, 6.4), layout="constrained", sharex=True, sharey="row", height_ratios=(3, 1), squeeze=False
     )
-    last = list({row["run"]: row for row in steps}.values())
+    last = final_rows(steps)
     # Each distance is drawn a token wide, so that one alone is seen as well.
     distances = np.array([row["distance_tokens"] + side for row in gaps for side in (-0.5, 0.5)])
     negative = {method: np.repeat([row[method] < 0 for row in gaps], 2) for method in COLORS}
     for (upper, lower), (density, what) in zip(panels.T, DENSITIES.items(), strict=True):
         for method, color in COLORS.items():
             chosen = [row for row in last if row["method"] == method and row["density"] == density]
-            curve(upper, chosen, buckets, label=LABELS[method], color=color)
+            accuracy_of_seeds(upper, *accuracies(chosen, buckets), label=LABELS[method], color=color)
         shaded = {"color": COLORS["method2"], "alpha": 0.1, "lw": 0}
         upper.fill_between(distances, -0.03, 1.06, where=negative["method2"], label="Method 2: $B_m < 0$", **shaded)
         upper.axvline(START_LENGTH, color="black", lw=0.8, ls=":")
@@ -235,7 +208,7 @@ def draw_accuracy(steps: list[dict[str, Any]], buckets: list[dict[str, Any]], ga
     plt.close(figure)
 
 
-def draw_training(steps: list[dict[str, Any]], picture: Path) -> None:
+def draw_training(steps: list[Row], picture: Path) -> None:
     """Accuracy beyond the start's context as the continuation goes on; for Method 2 and PI by the sign of B_m as well."""
     figure, panels = plt.subplots(1, 2, figsize=(12, 4.2), layout="constrained", sharey=True)
     for axes, (density, what) in zip(panels, DENSITIES.items(), strict=True):
@@ -259,7 +232,7 @@ def draw_training(steps: list[dict[str, Any]], picture: Path) -> None:
     plt.close(figure)
 
 
-def draw_gaps(gaps: list[dict[str, Any]], picture: Path) -> None:
+def draw_gaps(gaps: list[Row], picture: Path) -> None:
     """B_m of every method at every distance."""
     figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
     distances = np.array([row["distance_tokens"] for row in gaps])
@@ -276,13 +249,6 @@ def draw_gaps(gaps: list[dict[str, Any]], picture: Path) -> None:
     plt.close(figure)
 
 
-def write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-
-
 def main() -> int:
     """Writes what theory says; then reads the runs, writes the rest of `results/` and prints the verdict."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -292,17 +258,17 @@ def main() -> int:
     args.out.mkdir(parents=True, exist_ok=True)
     tables = theory()
     for name, rows in tables.items():
-        write_csv(args.out / f"{name}.csv", rows)
+        write_table(args.out / f"{name}.csv", rows)
     draw_gaps(tables["gaps"], args.out / "gaps.png")
     steps, buckets = collect(args.workdir)
     if not steps:
         print(f"no finished run in {args.workdir}: rope-lab sweep experiments/05_method1_method2 makes them", file=sys.stderr)
         return 2
-    write_csv(args.out / "steps.csv", steps)
-    write_csv(args.out / "accuracy.csv", buckets)
+    write_table(args.out / "steps.csv", steps)
+    write_table(args.out / "accuracy.csv", buckets)
     draw_accuracy(steps, buckets, tables["gaps"], args.out / "accuracy.png")
     draw_training(steps, args.out / "training.png")
-    print("\n".join(f"- {line}." for line in verdict(read_steps(args.out / "steps.csv"))))
+    print("\n".join(f"- {line}." for line in verdict(read_table(args.out / "steps.csv"))))
     return 0
 
 

@@ -3,6 +3,8 @@
 import argparse
 import fnmatch
 import importlib.util
+import signal
+import sys
 from pathlib import Path
 
 from rich.console import Console
@@ -28,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     folder = Path(args.experiment)
     runs = open_sweep(folder, args.scale)
     chosen = select(runs, args.only)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # the runs under way are told as well, and save
     workdir = Path(args.workdir or Path("runs") / folder.resolve().name)
     failed = run_sweep(chosen, workdir, args.jobs, Console())
     return 1 if failed else 0

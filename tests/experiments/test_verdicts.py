@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from rope_lab.runs import ProbeResult
+from rope_lab.tables import read_table
 
 EXPERIMENTS = Path(__file__).parent.parent.parent / "experiments"
 PLOTS = [path for path in sorted(EXPERIMENTS.glob("*/plot.py")) if "def verdict(" in path.read_text()]
@@ -37,7 +38,7 @@ def problems(readme: str, lines: list[str] | None) -> list[str]:
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda path: path.parent.name)
 def test_the_readme_says_what_the_committed_table_says(plot: Path):
     module, table = opened(plot), plot.parent / "results" / "steps.csv"
-    lines = module.verdict(module.read_steps(table)) if table.exists() else None
+    lines = module.verdict(read_table(table)) if table.exists() else None
     assert problems((plot.parent / "README.md").read_text(), lines) == []
 
 
@@ -99,7 +100,7 @@ def table(tmp_path: Path) -> Path:
 
 def test_the_verdict_of_method1_and_method2_is_read_from_the_table(table: Path):
     module = opened(EXPERIMENTS / "05_method1_method2" / "plot.py")
-    found = module.verdict(module.read_steps(table))
+    found = module.verdict(read_table(table))
     sparse, dense = "With up to 24 records a row", "With up to 48 records a row"
     assert found[0] == "The start reaches 0.95 at every distance up to 128: 1 of 2 (least of the buckets, by seed: 0.97/0.94)"
     assert [line for line in found[1:] if line.startswith(sparse)] == [
