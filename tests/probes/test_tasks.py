@@ -9,7 +9,17 @@ import pytest
 
 from rope_lab.data.tokenizer import BytesTokenizer
 from rope_lab.probes.prompts import Prompts, Writer, occurrences
-from rope_lab.probes.tasks import TASKS, FirstSentence, LongEvalLines, MultikeyNeedle, Needle, Task, VariableTracking, default_lengths
+from rope_lab.probes.tasks import (
+    TASKS,
+    FirstSentence,
+    LongEvalLines,
+    MultikeyNeedle,
+    Needle,
+    Passkey,
+    Task,
+    VariableTracking,
+    default_lengths,
+)
 from rope_lab.probes.tasks.first_sentence import rouge_l
 from rope_lab.probes.tasks.longeval_lines import ADJECTIVES, CONTENTS, NOUNS, NUMBERS
 from rope_lab.probes.tasks.needle import CODES, NAMES
@@ -313,7 +323,7 @@ def test_bad_fields_of_one_task():
     with pytest.raises(ValueError, match=r"^probes\.variable_tracking\.num_hops=0 must be at least 1$"):
         VariableTracking(num_hops=0)
     with pytest.raises(ValueError, match=r"^probes\.passkey\.num_depths=0 must be at least 1$"):
-        TASKS["passkey"](num_depths=0)
+        Passkey(num_depths=0)
     with pytest.raises(ValueError, match=r"^probes\.first_sentence\.answer_tokens=0 must be at least 1$"):
         FirstSentence(answer_tokens=0)
 
