@@ -97,7 +97,7 @@ class Scorer:
         N, W = arrays[0].shape
         mesh = self._sharding.mesh
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
-        B = max(1, self._tokens // W // ways) * ways
+        B = min(max(1, self._tokens // W // ways), -(-N // ways)) * ways  # few short rows do not fill a pass
         padded = [np.concatenate([array, np.repeat(array[:1], -N % B, axis=0)]) for array in arrays]
         parts = [forward(*(jax.device_put(array[i : i + B], self._sharding) for array in padded)) for i in range(0, len(padded[0]), B)]
         return [np.concatenate(column)[:N] for column in zip(*jax.device_get(parts), strict=True)]
