@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from rope_lab.model.attention import attend, causal_mask
+from rope_lab.model.attention import KERNELS, attend
 from rope_lab.rotary import AbstractPositionEncoding
 
 REMAT_POLICIES: dict[str, Callable[..., bool] | None] = {
@@ -45,6 +45,7 @@ class LlamaConfig:
       embedding_init_std: standard deviation of the embedding's initial values; other matrices start at 1 / sqrt(fan-in).
       residual_init_scale: further factor on the two projections that write to the residual stream.
       compute_dtype: dtype of activations and matmuls: "bfloat16" or "float32". Parameters are float32 always.
+      attention: the kernel: a key of `rope_lab.model.attention.KERNELS`. "reference" holds scores of length squared.
       remat: which activations the backward pass recomputes: a key of `REMAT_POLICIES`.
       scan_unroll: layers laid out in each turn of the scan; small models on CPU run faster with all of them.
     """
@@ -64,6 +65,7 @@ class LlamaConfig:
     embedding_init_std: float = 0.02
     residual_init_scale: float = 1.0
     compute_dtype: str = "bfloat16"
+    attention: str = "reference"
     remat: str = "none"
     scan_unroll: int = 1
 
@@ -82,6 +84,8 @@ class LlamaConfig:
             )
         if self.compute_dtype not in ("bfloat16", "float32"):
             raise ValueError(f"model.compute_dtype={self.compute_dtype!r} must be 'bfloat16' or 'float32'")
+        if self.attention not in KERNELS:
+            raise ValueError(f"model.attention={self.attention!r} must be one of {', '.join(KERNELS)}")
         if self.remat not in REMAT_POLICIES:
             raise ValueError(f"model.remat={self.remat!r} must be one of {', '.join(REMAT_POLICIES)}")
 
@@ -150,8 +154,11 @@ class Attention(nnx.Module):
             return encoded_q, encoded_k
         return jnp.where(encodes, encoded_q, q), jnp.where(encodes, encoded_k, k)
 
-    def merge_heads(self, out_BHTD: jax.Array) -> jax.Array:
-        """The output projection, shape `(B, T, M)`."""
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, segment_ids_BT: jax.Array | None, start: jax.Array | None = None
+    ) -> jax.Array:
+        """What the queries find, through the output projection, shape `(B, T, M)`; arguments as in `rope_lab.model.attention.attend`."""
+        out_BHTD = attend(q, k, v, segment_ids_BT, start, kernel=self.config.attention)
         return jnp.einsum("BHTD,HDM->BTM", out_BHTD, self.out[...].astype(out_BHTD.dtype))
 
 
@@ -179,21 +186,21 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_epsilon, "embed")
         self.mlp = MLP(config, rngs)
 
-    def __call__(self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, mask_BTT: jax.Array) -> jax.Array:
+    def __call__(self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, segment_ids_BT: jax.Array | None) -> jax.Array:
         q, k, v = self.attention.project(self.attention_norm(x_BTM))
         q, k = self.attention.encode(q, k, phases, encodes)
-        x_BTM = x_BTM + self.attention.merge_heads(attend(q, k, v, mask_BTT))
+        x_BTM = x_BTM + self.attention.attend(q, k, v, segment_ids_BT)
         return x_BTM + self.mlp(self.mlp_norm(x_BTM))
 
     def extend(
-        self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, mask_1TS: jax.Array, cache: KVCache, start: jax.Array
+        self, x_BTM: jax.Array, phases: Any, encodes: jax.Array | None, cache: KVCache, start: jax.Array
     ) -> tuple[jax.Array, KVCache]:
         """The same layer with this layer's cache (no L axis) written at `start .. start + T - 1` and read up to there."""
         q, k, v = self.attention.project(self.attention_norm(x_BTM))
         q, k = self.attention.encode(q, k, phases, encodes)
         keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, k, start, axis=2)
         values = jax.lax.dynamic_update_slice_in_dim(cache.values, v, start, axis=2)
-        x_BTM = x_BTM + self.attention.merge_heads(attend(q, keys, values, mask_1TS))
+        x_BTM = x_BTM + self.attention.attend(q, keys, values, None, start)
         return x_BTM + self.mlp(self.mlp_norm(x_BTM)), KVCache(keys, values)
 
 
@@ -244,12 +251,11 @@ class Llama(nnx.Module):
         """The last layer's output, before the final norm, shape `(B, T, M)`; arguments as in `__call__`."""
         T = tokens_BT.shape[1]
         phases = self.encoding.phases(self.encoding.table(self.config.head_dim, T, T), positions_BT)
-        mask = causal_mask(T, segment_ids_BT)
         graph, stacked = nnx.split(self.layers)
 
         def layer(x_BTM: jax.Array, inputs: tuple[nnx.State, jax.Array | None]) -> tuple[jax.Array, None]:
             parameters, encodes = inputs
-            x_BTM = nnx.merge(graph, parameters)(x_BTM, phases, encodes, mask)
+            x_BTM = nnx.merge(graph, parameters)(x_BTM, phases, encodes, segment_ids_BT)
             return self.constrain(x_BTM, ("batch", "length", "activation")), None
 
         policy = REMAT_POLICIES[self.config.remat]
@@ -271,7 +277,6 @@ class Llama(nnx.Module):
         """
         T = tokens_BT.shape[1]
         phases = self.encoding.phases(self.encoding.table(self.config.head_dim, T, T), positions_BT)
-        mask = causal_mask(T, None)
         graph, stacked = nnx.split(self.layers)
 
         def layer(x_BTM: jax.Array, inputs: tuple[nnx.State, jax.Array | None]) -> tuple[jax.Array, Any]:
@@ -279,16 +284,19 @@ class Llama(nnx.Module):
             block = nnx.merge(graph, parameters)
             q, k, _ = block.attention.project(block.attention_norm(x_BTM))
             observed = observe(q, k, *block.attention.encode(q, k, phases, encodes))
-            return self.constrain(block(x_BTM, phases, encodes, mask), ("batch", "length", "activation")), observed
+            return self.constrain(block(x_BTM, phases, encodes, None), ("batch", "length", "activation")), observed
 
         return jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L()))[1]
 
     def logits(self, x_BTM: jax.Array) -> jax.Array:
         """Next-token logits, float32 of shape `(B, T, V)`, from any places of what `hidden` returns."""
         x_BTM = self.norm(x_BTM)
-        weights_MV = self.embedding[...].T if self.config.tie_embeddings else self.output[...]
-        logits_BTV = jnp.einsum("BTM,MV->BTV", x_BTM, weights_MV.astype(x_BTM.dtype), preferred_element_type=jnp.float32)
+        logits_BTV = jnp.einsum("BTM,MV->BTV", x_BTM, self.output_MV().astype(x_BTM.dtype), preferred_element_type=jnp.float32)
         return self.constrain(logits_BTV, ("batch", "length", "vocab"))
+
+    def output_MV(self) -> jax.Array:
+        """The output projection's weights, float32, which `logits` multiplies the normed hidden states with."""
+        return self.embedding[...].T if self.config.tie_embeddings else self.output[...]
 
     def extend(self, tokens_BT: jax.Array, start: jax.Array, cache: KVCache, table: Any) -> tuple[jax.Array, KVCache]:
         """Logits of T more tokens of one document, after the `start` tokens that the cache already holds.
@@ -302,15 +310,12 @@ class Llama(nnx.Module):
         Returns:
           float32 logits of shape `(B, T, V)`, and the cache with these tokens in it.
         """
-        T, S = tokens_BT.shape[1], cache.keys.shape[3]
-        positions_T = start + jnp.arange(T)
-        phases = self.encoding.phases(table, positions_T[None])
-        mask_1TS = (jnp.arange(S)[None] <= positions_T[:, None])[None]
+        phases = self.encoding.phases(table, (start + jnp.arange(tokens_BT.shape[1]))[None])
         graph, stacked = nnx.split(self.layers)
 
         def layer(x_BTM: jax.Array, inputs: tuple[nnx.State, jax.Array | None, KVCache]) -> tuple[jax.Array, KVCache]:
             parameters, encodes, layer_cache = inputs
-            return nnx.merge(graph, parameters).extend(x_BTM, phases, encodes, mask_1TS, layer_cache, start)
+            return nnx.merge(graph, parameters).extend(x_BTM, phases, encodes, layer_cache, start)
 
         x_BTM, cache = jax.lax.scan(layer, self._embed(tokens_BT), (stacked, self._encodes_L(), cache))
         return self.logits(x_BTM), cache

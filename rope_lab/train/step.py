@@ -12,13 +12,15 @@ import optax
 from flax import nnx
 
 from rope_lab.data.pipeline import Batch
-from rope_lab.train.loss import token_losses
+from rope_lab.train.loss import chunked_token_losses, token_losses
 from rope_lab.train.state import TrainState, add_tokens
 
 TrainStep = Callable[[TrainState, Batch], tuple[TrainState, dict[str, jax.Array]]]
 
 
-def make_train_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation, microbatches: int) -> TrainStep:
+def make_train_step(
+    graph: nnx.GraphDef, optimizer: optax.GradientTransformation, microbatches: int, loss_chunk_tokens: int | None = None
+) -> TrainStep:
     """Builds the step.
 
     The loss is the weighted mean over all targets of the global batch, however many micro-batches it is cut into: gradients of
@@ -28,11 +30,17 @@ def make_train_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation
       graph: the model's structure.
       optimizer: its update.
       microbatches: N; divides B.
+      loss_chunk_tokens: tokens whose logits exist at once, see `chunked_token_losses`; None: those of a micro-batch.
     """
 
     def weighted_sum(params: Any, batch: Batch) -> jax.Array:
-        logits = nnx.merge(graph, params)(batch.tokens, batch.positions, batch.segment_ids)
-        return jnp.sum(token_losses(logits, batch.targets) * batch.weights)
+        model = nnx.merge(graph, params)
+        hidden = model.hidden(batch.tokens, batch.positions, batch.segment_ids)
+        if loss_chunk_tokens is None:
+            losses = token_losses(model.logits(hidden), batch.targets)
+        else:
+            losses = chunked_token_losses(model.norm(hidden), model.output_MV(), batch.targets, loss_chunk_tokens)
+        return jnp.sum(losses * batch.weights)
 
     def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, jax.Array]]:
         weight = jnp.sum(batch.weights)

@@ -5,9 +5,15 @@ import re
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from rope_lab.data.pipeline import Batch
+from rope_lab.rotary import RoPE
 from rope_lab.train.loss import chunked_token_losses, token_losses
+from rope_lab.train.state import init_state
+from rope_lab.train.step import make_train_step
+from tests.model.small import model, positions, tokens
 
 B, T, M, V = 2, 23, 12, 101
 
@@ -82,3 +88,16 @@ def largest_with_vocabulary(losses) -> int:
 def test_the_logits_of_all_tokens_are_never_there():
     assert largest_with_vocabulary(plain) >= B * T * V  # the plain loss is seen to hold them
     assert largest_with_vocabulary(in_chunks(8)) == M * V  # the projection itself; a chunk's logits are B * 4 * V
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_with_its_loss_in_chunks_is_the_plain_step(tied: bool):
+    """The final norm's gradient and the embedding's two uses included; chunks of one place within each of two micro-batches."""
+    graph, params = model(RoPE(), tie_embeddings=tied)
+    rows, weights = tokens(4, 12), np.random.default_rng(0).choice([0.0, 1.0, 8.0], (4, 11)).astype(np.float32)
+    batch = Batch(rows[:, :-1], rows[:, 1:], positions(4, 11), np.ones((4, 11), np.int32), weights)
+    descent = optax.sgd(1.0)  # the update is the gradient
+    state = init_state(params, descent)
+    (plain, want), (chunked, got) = (jax.jit(make_train_step(graph, descent, 2, chunk))(state, batch) for chunk in (None, 3))
+    np.testing.assert_allclose(got["train/loss_nats"], want["train/loss_nats"], rtol=1e-6)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(b, a, rtol=1e-5, atol=1e-5), plain.params, chunked.params)
