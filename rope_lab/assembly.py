@@ -99,7 +99,7 @@ def check_origin(config: Config, workdir: str) -> None:
     differing = [
         f"model.{name} is {theirs[name]!r} there, {ours[name]!r} here"
         for name in theirs
-        if theirs[name] != ours[name] and name not in ("compute_dtype", "remat", "scan_unroll")  # numerics may change
+        if theirs[name] != ours[name] and name not in ("compute_dtype", "attention", "remat", "scan_unroll")  # numerics may change
     ]
     if differing:
         raise ValueError(f"init.from={origin!r} holds another model: {'; '.join(differing)}; set them alike")

@@ -332,9 +332,10 @@ def _reject_unknown(config: Any, known: Iterable[str], path: str) -> None:
 
 
 def _check_together(config: Config) -> None:
-    for name in ("tokens_per_step", "microbatches"):
-        if getattr(config.train, name) < 1:
-            raise ValueError(f"train.{name}={getattr(config.train, name)} must be at least 1")
+    for name in ("tokens_per_step", "microbatches", "loss_chunk_tokens"):
+        value = getattr(config.train, name)
+        if value is not None and value < 1:
+            raise ValueError(f"train.{name}={value} must be at least 1")
     for name, seed in (
         ("train", config.train.seed),
         ("data", config.data.seed),

@@ -200,6 +200,7 @@ OVERRIDES = [
     ("model.num_layers=0", "model.num_layers=0 must be at least 1"),
     ("model.num_kv_heads=3", "model.num_heads=2 must be a multiple of model.num_kv_heads=3"),
     ("model.compute_dtype=float16", "model.compute_dtype='float16' must be 'bfloat16' or 'float32'"),
+    ("model.attention=flash", "model.attention='flash' must be one of reference, blockwise"),
     ("model.remat=some", "model.remat='some' must be one of none, dots, full"),
     (
         "model.vocab_size=300",
@@ -212,6 +213,7 @@ OVERRIDES = [
     ("train.tokens_per_step=500", "train.tokens_per_step=500 must be a multiple of the context length 64"),
     ("train.tokens_per_step=0", "train.tokens_per_step=0 must be at least 1"),
     ("train.microbatches=0", "train.microbatches=0 must be at least 1"),
+    ("train.loss_chunk_tokens=0", "train.loss_chunk_tokens=0 must be at least 1"),
     ("train.microbatches=3", "train.microbatches=3 must divide the 8 rows of a step at context length 64"),
     ("train.seed=-1", f"train.seed=-1 {SEED}"),
     ("data.seed=4294967296", f"data.seed=4294967296 {SEED}"),

@@ -119,9 +119,9 @@ class _Queries(NamedTuple):
     places: jax.Array
     documents: jax.Array | None
     q: jax.Array
-    log_total: jax.Array | None = None
-    cotangent: jax.Array | None = None
-    out_dot_cotangent: jax.Array | None = None
+    log_total: Any = None
+    cotangent: Any = None
+    out_dot_cotangent: Any = None
 
 
 class _Keys(NamedTuple):
@@ -182,8 +182,8 @@ def _backward(block: int, saved: tuple, cotangent: jax.Array) -> tuple[jax.Array
             )
 
         zero = jnp.zeros(each.q.shape, jnp.float32)
-        of_q, *so_far = jax.lax.fori_loop(0, _key_blocks(each, keys), with_keys, (zero, *so_far))
-        return tuple(so_far), of_q
+        of_q, of_k, of_v = jax.lax.fori_loop(0, _key_blocks(each, keys), with_keys, (zero, *so_far))
+        return (of_k, of_v), of_q
 
     zeros = jnp.zeros(keys.k.shape, jnp.float32)
     (of_k, of_v), of_q = jax.lax.scan(of_queries, (zeros, zeros), queries)

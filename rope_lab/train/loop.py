@@ -52,6 +52,7 @@ class TrainConfig:
       curriculum: ((context length in tokens, steps), ...), in order.
       tokens_per_step: global batch in tokens, the same at every length.
       microbatches: parts a step's rows are cut into, their gradients added up.
+      loss_chunk_tokens: tokens of a micro-batch whose logits exist at once, see `chunked_token_losses`; None: all of them.
       seed: of the initial parameters.
       peak_flops_per_device: FLOP/s that MFU is measured against; None: looked up by device, and no MFU where unknown.
     """
@@ -59,6 +60,7 @@ class TrainConfig:
     curriculum: tuple[tuple[int, int], ...]
     tokens_per_step: int
     microbatches: int = 1
+    loss_chunk_tokens: int | None = None
     seed: int = 0
     peak_flops_per_device: float | None = None
 
@@ -153,7 +155,8 @@ def train(
         if not saved:
             writer.write(0, {"init/parameters_fingerprint": f"{int(jax.jit(fingerprint)(state.params)):08x}"})
         reporter = _Reporter(writer, config, model, optimizer, last_step, parameter_count(state.params))
-        train_step = jax.jit(make_train_step(trainable.graph, trainable.optimizer, config.microbatches), donate_argnums=0)
+        step_function = make_train_step(trainable.graph, trainable.optimizer, config.microbatches, config.loss_chunk_tokens)
+        train_step = jax.jit(step_function, donate_argnums=0)
         preempted = stack.enter_context(_sigterm())
         stack.enter_context(reporter.progress(step, resumed=bool(saved)))
 
