@@ -66,8 +66,14 @@ def _paper() -> list[Run]:
         "pi": ("rotary.variant=pi", "rotary.base=1e4", "rotary.factor=8"),
         "unchanged": ("rotary.variant=rope", "rotary.base=1e4"),
     }
-    longer = ("train.curriculum=((32768, 500),)", "train.microbatches=2", "data.seed=1000", "probes.every_steps=100")
-    start = Run(name="2b_start", config="configs/llama_2b.py", overrides=("rotary.base=1e4",))
+    longer = (
+        "train.curriculum=((32768, 500),)",
+        "model.attention=blockwise",
+        "train.microbatches=2",
+        "data.seed=1000",
+        "probes.every_steps=100",
+    )
+    start = Run(name="2b_start", config="configs/llama_2b.py", overrides=("rotary.base=1e4", "model.attention=blockwise"))
     return [
         start,
         *(

@@ -232,7 +232,7 @@ class _Reporter:
         with self._bar:
             self._bar.console.print(
                 f"{self._parameters:,} parameters on {jax.device_count()} {jax.devices()[0].device_kind} device(s), "
-                f"{'resuming after' if resumed else 'from'} step {step} of {self._last_step}"
+                f"{self._model.attention} attention, {'resuming after' if resumed else 'from'} step {step} of {self._last_step}"
                 + ("" if self._peak else "; no MFU: set train.peak_flops_per_device for this device")
             )
             self._task = self._bar.add_task("training", total=self._last_step, completed=step, line="")
