@@ -13,11 +13,10 @@ from rich.table import Table
 
 from rope_lab.assembly import Assembly, assemble, first_state
 from rope_lab.config import Config, load, resolve
-from rope_lab.data.retrieval import plant, row_uniforms
 from rope_lab.model.flops import train_flops_per_token
 from rope_lab.model.generate import generate
+from rope_lab.probes.kv_by_distance import KVByDistanceProbe
 from rope_lab.probes.retrieval import generated_matches
-from rope_lab.probes.score import Scorer
 from rope_lab.probes.suite import Bench
 from rope_lab.probes.tasks import TASKS
 from rope_lab.train.sharding import batch_sharding
@@ -90,33 +89,29 @@ def counted_share(config: Config, documents: int) -> float:
     return probing / (training + probing)
 
 
-def kv_ratio(assembly: Assembly, rows: int, rounds: int) -> tuple[float, float, int]:
-    """Seconds to score the questions of some key-value rows in one pass a row, and to generate each question's answer on its own.
+def kv_ratio(assembly: Assembly, rounds: int) -> tuple[float, float, int]:
+    """Seconds of the key-value probe's one pass a row, and seconds to generate the answer of each of its questions on its own.
 
-    All prompts of a generation share one length here, which a generation loop can only wish for: the questions are those whose query
-    ends in the row's last token. As many rows are made as there are questions, so both sides answer the same ones.
+    Generation takes all prompts at one length, the context's, padded in front: batches of prompts that end anywhere need that.
+
+    Returns:
+      Both, and how many questions there are.
     """
-    retrieval, surface = assembly.config.data.retrieval, assembly.pipeline.surface
+    probe = assembly.probes["kv_by_distance"]
+    assert isinstance(probe, KVByDistanceProbe)
+    planted, surface = probe.planted, assembly.pipeline.surface
     assert surface is not None
-    length, Q = assembly.stages[-1].length, retrieval.max_records
-    uniforms = row_uniforms(0, np.arange(rows), 3 * Q + retrieval.num_keys)
-    shortest, longest = surface.shortest_distance, surface.longest_distance(length)
-    distances = (shortest + uniforms[:, :Q] * (longest + 1 - shortest)).astype(np.int32)
-    text = np.full((rows, length + 1), 32, np.int32)
-    planted = plant(text, distances, uniforms[:, Q:], surface)
+    length = planted.tokens.shape[1] - 1
     asked = [(row, int(end)) for row, slots in enumerate(planted.query_end) for end in slots if end >= 0]
-    params = first_state(assembly).params
-    scorer = Scorer(assembly.trainable.graph, batch_sharding(assembly.mesh))
-    scored = seconds(lambda: scorer(params, planted.tokens).hits, rounds)
-    answer = surface.answers.shape[1]
-    # A prompt that ends early is padded in front, which costs what its own length costs with the padding a batch would need.
-    prompts = np.stack([np.concatenate([text[row, : length - end - 1], planted.tokens[row, : end + 1]]) for row, end in asked])
+    prompts = np.stack([np.concatenate([planted.tokens[row, end + 1 : length], planted.tokens[row, : end + 1]]) for row, end in asked])
+    params, graph = first_state(assembly).params, assembly.trainable.graph
     batch = max(1, 16_384 // length)
 
-    def all_generated() -> list[np.ndarray]:
-        return [generate(assembly.trainable.graph, params, prompts[i : i + batch], answer) for i in range(0, len(prompts), batch)]
+    def generated() -> list[np.ndarray]:
+        parts = range(0, len(prompts) // batch * batch, batch)  # whole batches: one shape
+        return [generate(graph, params, prompts[i : i + batch], surface.answers.shape[1]) for i in parts]
 
-    return scored, seconds(all_generated, rounds), len(asked)
+    return seconds(lambda: probe(params)[0], rounds), seconds(generated, rounds), len(asked)
 
 
 def task_ratio(assembly: Assembly, name: str, rounds: int) -> tuple[float, float]:
@@ -148,9 +143,9 @@ def main() -> int:
         table.add_row(f"share by FLOPs, configs/{name}.py", f"{counted_share(resolve(load(f'configs/{name}.py', [])), DOCUMENTS):.3%}")
     console.print(table)
 
-    tiny = open_at("configs/tiny.py", ["probes.names=()"])
+    tiny = open_at("configs/tiny.py", ["probes.names=('kv_by_distance',)"])
     larger = open_at("configs/llama_60m.py", [*sample, *SHORT])
-    scored, generated, asked = kv_ratio(tiny, 32, args.rounds)
+    scored, generated, asked = kv_ratio(tiny, args.rounds)
     table = Table("prompts", "scored (s)", "generated (s)", "ratio", title="the same questions, teacher-forced and generated")
     table.add_row(f"kv_by_distance, tiny at 256, {asked} questions", f"{scored:.2f}", f"{generated:.2f}", f"{generated / scored:.1f}")
     for title, assembly, names in (("tiny", tiny, tuple(TASKS)), ("60M", larger, ("needle",))):

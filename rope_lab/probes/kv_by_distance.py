@@ -54,6 +54,9 @@ class KVByDistanceProbe:
       task: alphabet sizes and questions in a row.
       config: buckets and threshold.
 
+    Attributes:
+      planted: the rows that are scored, and the questions in them.
+
     Raises:
       ValueError: if the buckets do not fit the context, or one is left without a question.
     """
@@ -70,9 +73,9 @@ class KVByDistanceProbe:
         uniforms = row_uniforms(config.seed, np.arange(N), 3 * Q + task.num_keys)
         bucket = (np.arange(Q)[None] + np.arange(N)[:, None]) % len(edges)
         distances = (lows[bucket] + uniforms[:, :Q] * (highs - lows)[bucket]).astype(np.int32)
-        self._planted = plant(windows[np.arange(N) % len(windows)], distances, uniforms[:, Q:], surface)
-        self._answer_length = surface.answers.shape[1]
-        asked = self._planted.query_end >= 0
+        self.planted = plant(windows[np.arange(N) % len(windows)], distances, uniforms[:, Q:], surface)
+        self._places = np.maximum(self.planted.query_end, 0)[..., None] + np.arange(surface.answers.shape[1])  # of empty slots, any
+        asked = self.planted.query_end >= 0
         self._row, self._slot = np.nonzero(asked)
         self._bucket = bucket[asked]
         missing = np.setdiff1d(np.arange(len(edges)), self._bucket)
@@ -81,13 +84,12 @@ class KVByDistanceProbe:
         self._scorer, self._edges, self._threshold = scorer, edges, config.threshold
 
     def __call__(self, params: dict) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-        hits = self._scorer(params, self._planted.tokens).hits
-        end = self._planted.query_end[self._row, self._slot]
-        right = np.all([hits[self._row, end + k] for k in range(self._answer_length)], axis=0)
+        hits = self._scorer.hits_at(params, self.planted.tokens, self._places.reshape(len(self._places), -1))
+        right = np.all(hits.reshape(self._places.shape)[self._row, self._slot], axis=-1)
         outcomes = [right[self._bucket == number] for number in range(len(self._edges))]
         accuracy = np.array([trials.mean() for trials in outcomes])
         scalars = length_scalars(self._edges, outcomes, self._threshold)
-        distances = self._planted.distances[self._row, self._slot]
+        distances = self.planted.distances[self._row, self._slot]
         arrays = {
             "edges_tokens": self._edges,
             "accuracy": accuracy,

@@ -1,8 +1,10 @@
 """Teacher-forced scoring: one forward pass tells every token's loss and whether greedy decoding would have produced it.
 
-Shape letters: N rows, W tokens in a row, T = W - 1, B rows a forward pass, A answer tokens, D distractors, V vocabulary.
+Shape letters: N rows, W tokens in a row, T = W - 1, B rows a forward pass, A answer tokens, D distractors, P places in a
+row, V vocabulary.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -71,9 +73,17 @@ class Scorer:
             margin_BD = jnp.take_along_axis(margin_BDA, differs_BD[..., None], axis=-1)[..., 0]
             return jnp.argmax(logits_BAV, axis=-1), right_BA, margin_BD.min(axis=-1)
 
+        def hits_at(params: dict, rows_BW: jax.Array, places_BP: jax.Array) -> tuple[jax.Array]:
+            tokens = rows_BW[:, :-1]
+            positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+            model: Llama = nnx.merge(graph, params)
+            hidden_BPM = jnp.take_along_axis(model.hidden(tokens, positions), places_BP[..., None], axis=1)
+            return (jnp.argmax(model.logits(hidden_BPM), axis=-1) == jnp.take_along_axis(rows_BW, places_BP + 1, axis=1),)
+
         everywhere = NamedSharding(sharding.mesh, PartitionSpec())
         self._forward = jax.jit(forward, out_shardings=everywhere)
         self._answers = jax.jit(answers, static_argnums=0, out_shardings=everywhere)
+        self._hits_at = jax.jit(hits_at, out_shardings=everywhere)
         self._sharding = sharding
         self._tokens = tokens_per_forward
 
@@ -92,12 +102,27 @@ class Scorer:
         """
         return Answers(*self._batched(partial(self._answers, answer_length, params), [rows_NW, distractors_NDA]))
 
+    def hits_at(self, params: dict, rows_NW: np.ndarray, places_NP: np.ndarray) -> np.ndarray:
+        """Whether the token after each of the given places of a row is the most likely one; logits exist at those places only.
+
+        Args:
+          params: of the model.
+          rows_NW: int32, each one document whose positions start at 0.
+          places_NP: int32, `0 .. W - 2`, as many for every row.
+
+        Returns:
+          bool `(N, P)`: `Scores.hits` there.
+        """
+        return self._batched(partial(self._hits_at, params), [rows_NW, places_NP])[0]
+
     def _batched(self, forward: Callable[..., tuple[jax.Array, ...]], arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """What `forward` makes of the rows, in passes of one shape; the first array's width decides how many rows a pass holds."""
         N, W = arrays[0].shape
         mesh = self._sharding.mesh
         ways = mesh.shape["data"] * mesh.shape["fsdp"]
-        B = min(max(1, self._tokens // W // ways), -(-N // ways)) * ways  # few short rows do not fill a pass
+        most = max(1, self._tokens // W // ways) * ways
+        passes = math.ceil(N / most)
+        B = math.ceil(N / passes / ways) * ways  # all passes alike, so that next to nothing is padding
         padded = [np.concatenate([array, np.repeat(array[:1], -N % B, axis=0)]) for array in arrays]
         parts = [forward(*(jax.device_put(array[i : i + B], self._sharding) for array in padded)) for i in range(0, len(padded[0]), B)]
         return [np.concatenate(column)[:N] for column in zip(*jax.device_get(parts), strict=True)]

@@ -9,7 +9,7 @@ import pytest
 from rope_lab.data.retrieval import RetrievalConfig, make_surface
 from rope_lab.data.tokenizer import BytesTokenizer
 from rope_lab.probes.kv_by_distance import KVByDistanceConfig, KVByDistanceProbe, default_edges
-from rope_lab.probes.score import Scorer, Scores
+from rope_lab.probes.score import Scorer
 from tests.data.reader import RECORD_AND_ANSWER, SHORTEST, Question, read_row
 
 LENGTH = 256
@@ -28,13 +28,13 @@ class StandIn(Scorer):
         self._surface, self._can, self._misses = surface, can, misses
         self.rows: list[np.ndarray] = []
 
-    def __call__(self, params: dict, rows_NW: np.ndarray) -> Scores:
+    def hits_at(self, params: dict, rows_NW: np.ndarray, places_NP: np.ndarray) -> np.ndarray:
         self.rows.append(rows_NW)
         hits = np.zeros((rows_NW.shape[0], rows_NW.shape[1] - 1), bool)
         for row, tokens in enumerate(rows_NW.tolist()):
             for question in read_row(tokens, self._surface, 32, 16).questions:
                 hits[row, question.query_last : question.last - self._misses] = self._can(question)
-        return Scores(np.zeros(hits.shape, np.float32), hits)
+        return np.take_along_axis(hits, places_NP, axis=1)
 
 
 def probe(scorer: StandIn, surface: str = "token", windows: np.ndarray = WINDOWS, **fields) -> KVByDistanceProbe:

@@ -81,11 +81,11 @@ def test_hits_over_an_answer_equal_greedy_decoding(one_device: jax.sharding.Mesh
 
 @pytest.mark.parametrize("tokens_per_forward", [1, 14 * 4])
 def test_padding_rows_change_nothing(one_device: jax.sharding.Mesh, tokens_per_forward: int):
-    """Passes of 1 and of 4 rows, the last of them filled up; each row is scored as it is alone."""
+    """Passes of 1 row; and of 3 and 4, the last of them filled up: each row is scored as it is alone."""
     scorer, params = scorer_on(one_device, tokens_per_forward=tokens_per_forward)
     scores = scorer(params, ROWS)
     others = scorer(params, np.concatenate([ROWS, ROWS[::-1], ROWS[:3]]))
-    np.testing.assert_array_equal(scores.losses, others.losses[:5])
+    np.testing.assert_allclose(scores.losses, others.losses[:5], rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(scores.hits, others.hits[:5])
     for row in range(5):
         alone = scorer(params, ROWS[row : row + 1])
@@ -93,12 +93,22 @@ def test_padding_rows_change_nothing(one_device: jax.sharding.Mesh, tokens_per_f
         np.testing.assert_array_equal(alone.hits[0], scores.hits[row])
 
 
+def test_hits_at_some_places_are_those_of_all(one_device: jax.sharding.Mesh):
+    scorer, params = scorer_on(one_device)
+    places = np.random.default_rng(1).integers(0, 13, (5, 40)).astype(np.int32)
+    hits = scorer(params, ROWS).hits
+    assert 0 < np.take_along_axis(hits, places, axis=1).mean() < 1
+    np.testing.assert_array_equal(scorer.hits_at(params, ROWS, places), np.take_along_axis(hits, places, axis=1))
+
+
 def test_eight_devices_score_as_one(one_device: jax.sharding.Mesh):
     scorer, params = scorer_on(one_device)
     expected = scorer(params, ROWS)
+    places = np.tile(np.arange(13, dtype=np.int32), (5, 1))
     for mesh in (make_mesh(MeshConfig(data=1, fsdp=8)), make_mesh(MeshConfig(data=4, fsdp=2))):
         spread, spread_params = scorer_on(mesh, tokens_per_forward=14)  # passes of 8 rows for 5
         assert len(jax.tree.leaves(spread_params)[0].sharding.device_set) == 8
         scores = spread(spread_params, ROWS)
         np.testing.assert_allclose(scores.losses, expected.losses, rtol=1e-5, atol=1e-5)
         np.testing.assert_array_equal(scores.hits, expected.hits)
+        np.testing.assert_array_equal(spread.hits_at(spread_params, ROWS, places), expected.hits)
