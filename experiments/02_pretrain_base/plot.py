@@ -149,9 +149,9 @@ def draw_depths(rows: list[Row], buckets: list[Row], picture: Path) -> None:
         for base in (1e2, 1e4, 1e6):
             chosen = [row for row in scratch if row["base"] == base]
             loss = np.mean([row["text_loss_nats"] for row in chosen]) if chosen else np.nan
-            accuracy_of_seeds(panel, *accuracies(chosen, buckets), label=f"base {base:g}: {loss:.3f} nats on text", color=COLORS[base])
+            accuracy_of_seeds(panel, *accuracies(chosen, buckets), label=f"{base:g}: {loss:.3f} nats", color=COLORS[base])
         panel.axhline(1 / 16, lw=0.8, color="gray")
-        panel.legend(fontsize=8, loc="lower left", bbox_to_anchor=(0, 0.1))
+        panel.legend(fontsize=8, title="base: text loss", title_fontsize=8, loc="lower left", bbox_to_anchor=(0, 0.1))
         panel.set_title(f"{layers} layers from scratch at 256")
     figure.savefig(picture, dpi=130)
     plt.close(figure)
