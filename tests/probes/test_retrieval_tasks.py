@@ -1,7 +1,6 @@
 """Retrieval tasks put to stand-ins, and their scores against slow ones: from the full logits, and from decoding token by token."""
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,15 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from rope_lab.model.llama import Llama, LlamaConfig
 from rope_lab.probes.prompts import Prompts, Writer
 from rope_lab.probes.retrieval import RetrievalProbe, generated_matches
 from rope_lab.probes.score import Scorer
 from rope_lab.probes.tasks import TASKS, Needle, Task
 from rope_lab.probes.tasks.task import DepthTask, Prompt
-from rope_lab.rotary import RoPE
-from rope_lab.train.sharding import MeshConfig, batch_sharding, constrain_to, make_mesh, param_shardings
-from rope_lab.train.state import init_params, split_model
+from tests.probes import models
 from tests.probes.oracles import KINDS, Oracle, Rule, bigrams, copy, make_writer, perfect
 
 GRID = (128, 200, 431)
@@ -113,26 +109,9 @@ def test_a_length_that_does_not_fit_is_refused_when_the_probe_is_made():
 # ---- against a real model
 
 
-CONFIG = LlamaConfig(
-    vocab_size=5,
-    num_layers=1,
-    hidden_size=16,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=8,
-    mlp_size=16,
-    embedding_init_std=1.0,
-    compute_dtype="float32",
-)
-MAKE = partial(Llama, CONFIG, RoPE(base=1e4))
-
-
 @pytest.fixture(scope="module")
 def model() -> tuple[nnx.GraphDef, dict, Scorer]:
-    mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    graph, abstract = split_model(MAKE, constrain_to(mesh))
-    params = jax.device_put(init_params(MAKE, np.uint32(0)), param_shardings(mesh, abstract))
-    return graph, params, Scorer(graph, batch_sharding(mesh), tokens_per_forward=23 * (LENGTH + 1))
+    return models.scored(models.config(vocab_size=5), models.one_device(), tokens_per_forward=23 * (LENGTH + 1))
 
 
 class Noise(DepthTask):

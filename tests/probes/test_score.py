@@ -1,7 +1,5 @@
 """Teacher-forced scores against the model's own logits and its greedy decoding."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,41 +7,27 @@ import pytest
 from flax import nnx
 
 from rope_lab.model.generate import generate
-from rope_lab.model.llama import Llama, LlamaConfig
 from rope_lab.probes.score import Scorer
-from rope_lab.rotary import RoPE
-from rope_lab.train.sharding import MeshConfig, batch_sharding, constrain_to, make_mesh, param_shardings
-from rope_lab.train.state import init_params, split_model
+from rope_lab.train.sharding import MeshConfig, make_mesh
+from tests.probes import models
 
-CONFIG = LlamaConfig(
-    vocab_size=24,
-    num_layers=2,
-    hidden_size=32,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    mlp_size=32,
-    embedding_init_std=1.0,
-    compute_dtype="float32",
-)
-MAKE = partial(Llama, CONFIG, RoPE(base=1e4))
+CONFIG = models.config(vocab_size=24, num_layers=2, hidden_size=32, head_dim=16, mlp_size=32)
 ROWS = np.random.default_rng(0).integers(0, 24, (5, 14)).astype(np.int32)
 
 
 def scorer_on(mesh: jax.sharding.Mesh, **fields) -> tuple[Scorer, dict]:
-    graph, abstract = split_model(MAKE, constrain_to(mesh))
-    params = jax.device_put(init_params(MAKE, np.uint32(0)), param_shardings(mesh, abstract))
-    return Scorer(graph, batch_sharding(mesh), **fields), params
+    _, params, scorer = models.scored(CONFIG, mesh, **fields)
+    return scorer, params
 
 
 @pytest.fixture(scope="module")
 def one_device() -> jax.sharding.Mesh:
-    return make_mesh(MeshConfig(data=1), jax.devices()[:1])
+    return models.one_device()
 
 
 @pytest.fixture(scope="module")
 def graph(one_device: jax.sharding.Mesh) -> nnx.GraphDef:
-    return split_model(MAKE, constrain_to(one_device))[0]
+    return models.scored(CONFIG, one_device)[0]
 
 
 def test_losses_and_hits_follow_from_the_logits(one_device: jax.sharding.Mesh, graph: nnx.GraphDef):
@@ -99,6 +83,17 @@ def test_hits_at_some_places_are_those_of_all(one_device: jax.sharding.Mesh):
     hits = scorer(params, ROWS).hits
     assert 0 < np.take_along_axis(hits, places, axis=1).mean() < 1
     np.testing.assert_array_equal(scorer.hits_at(params, ROWS, places), np.take_along_axis(hits, places, axis=1))
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(5, [3, 3]), (4, [4]), (13, [4, 4, 4, 4]), (1, [1])])
+def test_passes_are_even(one_device: jax.sharding.Mesh, monkeypatch: pytest.MonkeyPatch, rows: int, expected: list[int]):
+    """At most 4 rows fit a pass; one row too many does not cost a pass of padding."""
+    scorer, params = scorer_on(one_device, tokens_per_forward=14 * 4)
+    sizes = []
+    put = jax.device_put
+    monkeypatch.setattr(jax, "device_put", lambda array, sharding: (sizes.append(len(array)), put(array, sharding))[1])
+    scorer(params, np.resize(ROWS, (rows, 14)))
+    assert sizes == expected
 
 
 def test_eight_devices_score_as_one(one_device: jax.sharding.Mesh):

@@ -1,21 +1,16 @@
 """Sliding windows against a loop that reads one token at a time, with a scorer that sees the whole context; and a real model once."""
 
 import math
-from functools import partial
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
 from rope_lab.data.store import TokenStore, open_sources, write_store
 from rope_lab.data.tokenizer import BytesTokenizer
-from rope_lab.model.llama import Llama, LlamaConfig
 from rope_lab.probes.score import Scorer, Scores
 from rope_lab.probes.sliding_perplexity import SlidingPerplexityConfig, SlidingPerplexityProbe, sliding_windows
-from rope_lab.rotary import RoPE
-from rope_lab.train.sharding import MeshConfig, batch_sharding, constrain_to, make_mesh, param_shardings
-from rope_lab.train.state import init_params, split_model
+from tests.probes import models
 
 BOS = 256
 
@@ -122,22 +117,8 @@ def test_defaults(stores: dict[str, TokenStore]):
 
 def test_a_model_in_one_window_gives_the_full_forwards_loss(stores: dict[str, TokenStore]):
     """A document that fills the window, and one that fills less than half of it."""
-    config = LlamaConfig(
-        vocab_size=264,
-        num_layers=1,
-        hidden_size=16,
-        num_heads=1,
-        num_kv_heads=1,
-        head_dim=16,
-        mlp_size=16,
-        embedding_init_std=1.0,
-        compute_dtype="float32",
-    )
-    make = partial(Llama, config, RoPE())
-    mesh = make_mesh(MeshConfig(data=1), jax.devices()[:1])
-    graph, abstract = split_model(make, constrain_to(mesh))
-    params = jax.device_put(init_params(make, np.uint32(0)), param_shardings(mesh, abstract))
-    scorer = Scorer(graph, batch_sharding(mesh), tokens_per_forward=512)
+    config = models.config(vocab_size=264, num_heads=1, head_dim=16)
+    _, params, scorer = models.scored(config, models.one_device(), tokens_per_forward=512)
     only = {"b": stores["b"]}
     _, arrays = SlidingPerplexityProbe(scorer, only, 200, SlidingPerplexityConfig(lengths=(200,), documents=2))(params)
     assert arrays["tokens_by_document"].tolist() == [200, 90]
